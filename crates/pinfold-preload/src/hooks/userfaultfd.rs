@@ -73,18 +73,13 @@ unsafe fn unregister(arguments: [usize; 5]) -> Answer {
 
 /// Makes the call with what was read of the request; where nothing was, it may name any range.
 unsafe fn unregister_as(request: Option<Request>, arguments: [usize; 5]) -> Answer {
-    let Some(request) = request else {
-        let range = || range_named_by(arguments);
-        // SAFETY: the caller's promise.
-        let call = || unsafe { made_aside(libc::EINVAL, arguments, range) };
-        return unwatched(AddressRange::EVERYTHING, call);
-    };
-    let [descriptor, number, _, d, e] = arguments;
+    let [descriptor, number, named, d, e] = arguments;
     // What is reported is what the kernel reads, whatever another thread does to the program's.
-    let arguments = [descriptor, number, request.as_ptr().expose_provenance(), d, e];
-    let range = range_of(request);
-    // SAFETY: the kernel reads two words, which the copy has.
-    let call = || unsafe { made_aside(libc::EINVAL, arguments, || range) };
+    let read = request.as_ref().map_or(named, |copy| copy.as_ptr().expose_provenance());
+    let arguments = [descriptor, number, read, d, e];
+    // SAFETY: the caller's promise; of the copy the kernel reads two words, which it has.
+    let call = || unsafe { made_aside(libc::EINVAL, arguments, || range_named_by(arguments)) };
+    let range = request.map_or(Some(AddressRange::EVERYTHING), range_of);
     // What is no range is refused.
     range.map_or_else(call, |range| unwatched(range, call))
 }
@@ -123,7 +118,7 @@ fn unwatched<T>(range: AddressRange, end: impl FnOnce() -> T) -> T {
     })
 }
 
-/// The pages that the program's request names, as it stands now.
+/// The pages that the request of these arguments names, as it stands now.
 fn range_named_by(arguments: [usize; 5]) -> Option<AddressRange> {
     copy_of(arguments[2]).and_then(range_of)
 }
