@@ -121,15 +121,11 @@ pub(crate) unsafe extern "C" fn reg_mr_iova(
 
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr, caller: usize) -> c_int {
     let caller = Caller(caller);
-    let before = last_errno();
     // SAFETY: the caller's promises.
     match guarded(|| unsafe { ended(mr, caller) }) {
-        Some(End::Kept) => {
-            set_errno(before);
-            return 0;
-        }
+        Some(End::Kept) => return 0,
         Some(End::Twice) => return gone(),
-        Some(End::Foreign) | None => set_errno(before),
+        Some(End::Foreign) | None => {}
     }
     // SAFETY: as above.
     handed_on(|real| unsafe {
@@ -221,9 +217,11 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context, caller: 
 /// has registered when the program has long given them back.
 pub(crate) extern "C" fn fork_init(caller: usize) -> c_int {
     _ = guarded(|| real_of(Caller(caller)));
-    let caches = Settings::of_process().is_ok_and(|settings| settings.cache);
+    let caches = || Settings::of_process().is_ok_and(|settings| settings.cache);
+    let is_needless =
+        |real: &Real| guarded(|| (caches() && real.kernel_copies_on_fork()).then_some(()));
     handed_on(|real| match real.fork_init {
-        Some(_) if caches && real.kernel_copies_on_fork() => 0,
+        Some(_) if is_needless(real).is_some() => 0,
         // SAFETY: the function takes nothing.
         Some(init) => unsafe { init() },
         None => refused(),
@@ -244,7 +242,6 @@ pub(crate) unsafe extern "C" fn at_start(
     _: *const *const c_char,
     environment: *const *const c_char,
 ) {
-    let before = last_errno();
     guarded(|| {
         // SAFETY: the linker's own array. The program does not run yet, and loading a library later takes what it says of the
         // environment at that moment.
@@ -255,7 +252,6 @@ pub(crate) unsafe extern "C" fn at_start(
         find_at_start();
         Some(())
     });
-    set_errno(before);
 }
 
 /// The process exits in an orderly way.
@@ -317,7 +313,7 @@ impl Request {
     unsafe fn kept(&self, register: &dyn Fn(&Real) -> *mut ibv_mr) -> Result<*mut ibv_mr, Reason> {
         let before = last_errno();
         // SAFETY: the caller's promise.
-        let kept = guarded(|| Some(unsafe { self.kept_by_process(register) }));
+        let kept = caught(|| Some(unsafe { self.kept_by_process(register) }));
         let kept = kept.unwrap_or(Err(Reason::Fault));
         if kept.is_ok_and(|mr| !mr.is_null()) || kept.is_err() {
             set_errno(before);
@@ -366,7 +362,7 @@ impl Request {
 /// A registration by libibverbs, for this `reason`. If it lacks room that idle ones take, they go and it tries again.
 fn passed(caller: Caller, reason: Reason, register: impl Fn(&Real) -> *mut ibv_mr) -> *mut ibv_mr {
     let _not_cancelled = NotCancelled::new();
-    let Some(real) = real_of(caller) else { return refuse() };
+    let Some(real) = guarded(|| real_of(caller)) else { return refuse() };
     let is_own_call = is_registering() || caller.asked().is_us;
     let process = if is_own_call { None } else { guarded(Process::current) };
     let Some(process) = process else { return register(real) };
@@ -437,8 +433,36 @@ fn refuse() -> *mut ibv_mr {
     ptr::null_mut()
 }
 
-/// Runs what is ours. No panic reaches the program: it is as if nothing had been found.
+/// Runs what is ours. No panic reaches the program: it is as if nothing had been found. Nor does an error number.
 fn guarded<T>(ours: impl FnOnce() -> Option<T>) -> Option<T> {
+    let before = last_errno();
+    let result = caught(ours);
+    set_errno(before);
+    result
+}
+
+/// As [`guarded`], where the error number may be libibverbs' own.
+fn caught<T>(ours: impl FnOnce() -> Option<T>) -> Option<T> {
     let _not_cancelled = NotCancelled::new();
     catch_unwind(AssertUnwindSafe(ours)).ok().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_number_of_ours_reaches_no_program() {
+        set_errno(Errno(libc::EXDEV));
+        let ours = || {
+            set_errno(Errno(libc::EAGAIN));
+            Some(1)
+        };
+        assert_eq!((guarded(ours), last_errno()), (Some(1), Errno(libc::EXDEV)));
+        let panics = || -> Option<u8> {
+            set_errno(Errno(libc::EAGAIN));
+            panic!("of ours");
+        };
+        assert_eq!((guarded(panics), last_errno()), (None, Errno(libc::EXDEV)));
+    }
 }

@@ -244,15 +244,18 @@ impl Keeper {
         register: impl Fn() -> T,
         has_failed: impl Fn(&T) -> bool,
     ) -> T {
+        let errno_before = last_errno();
         let before = self.deregistered();
+        set_errno(errno_before);
         let made = register();
         let errno = last_errno();
         if has_failed(&made) && matches!(errno, Errno(libc::ENOMEM | libc::EAGAIN | libc::ENOSPC)) {
             self.empty(Scope::Everything);
-            set_errno(errno);
             if self.deregistered() != before {
+                set_errno(errno_before);
                 return register();
             }
+            set_errno(errno);
         }
         made
     }
