@@ -15,6 +15,7 @@ use crate::registrar::verbs::ffi::ibv_mr;
 use crate::sync::{AtomicU32, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use pinfold_core::{AddressRange, Change, Cover, Lost, MappingKind};
 use pinfold_core::{Monitor, Position, Replay, Sequence, Uncovered, Watch};
+use std::ptr::without_provenance_mut;
 use std::sync::Arc;
 
 /// What a keeper asks for besides.
@@ -221,6 +222,9 @@ pub(crate) mod registrar {
             pub(crate) struct ibv_mr {
                 pub(crate) world: *const crate::keeping::World,
                 pub(crate) opening: u64,
+                pub(crate) addr: *mut std::ffi::c_void,
+                pub(crate) length: usize,
+                pub(crate) pd: *mut std::ffi::c_void,
                 pub(crate) handle: u32,
                 pub(crate) lkey: u32,
             }
@@ -301,6 +305,8 @@ unsafe impl Sync for World {}
 
 const START: usize = 1 << 16;
 const PAGE: usize = 4096;
+/// The address of the protection domain.
+const DOMAIN: usize = 1;
 
 impl World {
     fn new() -> Arc<Self> {
@@ -360,9 +366,10 @@ impl World {
         pinned.pages.push(Some(page));
         let handle = u32::try_from(pinned.pages.len()).expect("few");
         let (world, opening) = (Arc::as_ptr(self), pinned.opening);
-        let mr = Box::new(ibv_mr { world, opening, handle, lkey: handle });
+        let (addr, pd) = (without_provenance_mut(START), without_provenance_mut(DOMAIN));
+        let mr = ibv_mr { world, opening, addr, length: PAGE, pd, handle, lkey: handle };
         let mut handles = self.handles.lock().expect("no panic under it");
-        handles.push(mr);
+        handles.push(Box::new(mr));
         handles.last_mut().map_or(std::ptr::null_mut(), |mr| std::ptr::from_mut(&mut **mr))
     }
 
@@ -487,7 +494,7 @@ unsafe impl Monitor for Best {
 #[cfg(test)]
 mod tests {
     use super::admission::Admission;
-    use super::{PAGE, START, World, lock};
+    use super::{DOMAIN, PAGE, START, World, lock};
     use crate::children::{Children, Moves};
     use crate::exploring::explore;
     use crate::keeper::Keeper;
@@ -501,7 +508,7 @@ mod tests {
 
     fn key(world: &Arc<World>) -> Key {
         let device = Arc::as_ptr(world).expose_provenance();
-        let domain = DomainName { address: 1, device, number: 3 };
+        let domain = DomainName { address: DOMAIN, device, number: 3 };
         Key { start: START, length: PAGE, domain, flags: 1 }
     }
 

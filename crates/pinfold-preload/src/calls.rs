@@ -372,6 +372,7 @@ fn passed(caller: Caller, reason: Reason, register: impl Fn(&Real) -> *mut ibv_m
     };
     if !made.is_null() {
         process.count_passed(reason);
+        guarded(|| process.keeper().map(|keeper| keeper.note_passed(made)));
     }
     made
 }

@@ -40,7 +40,7 @@ use crate::reasons::Reason;
 use crate::report::Totals;
 use crate::sandbox;
 use crate::steps::{Ended, in_kernel, in_library};
-use crate::store::{DomainName, End, Key, Leaving, Limit, Region, Scope, Store};
+use crate::store::{DomainName, End, HandleFields, Key, Leaving, Limit, Region, Scope, Store};
 use crate::sync::{Condvar, HeldGate, Mutex, MutexGuard, PriorityGate, sleep};
 use pinfold::monitor::Best;
 use pinfold::registrar::verbs::ffi::ibv_mr;
@@ -228,9 +228,10 @@ impl Keeper {
         let Some(made) = NonNull::new(made) else { return books.store.abandon(place) };
         books.totals.regs += 1;
         // SAFETY: libibverbs has just made it.
-        let region = unsafe { region_of(made) };
+        let region = unsafe { fields_of(made) }.region;
         if let Some(reason) = obstacle {
             books.store.abandon(place);
+            books.store.note_fresh(region.address);
             books.totals.per_use.note(reason);
         } else if !books.store.land(place, region) {
             books.totals.per_use.note(Reason::Changing);
@@ -271,7 +272,7 @@ impl Keeper {
         // What becomes idle, and what is ended below.
         self.take_over(&mut books);
         // SAFETY: the caller's promise.
-        let end = books.store.release(unsafe { region_of(mr) });
+        let end = books.store.release(&unsafe { fields_of(mr) });
         let mut excess = books.store.take_excess(&mut |key| self.admission.note_vain(key));
         books.totals.evictions += excess.len() as u64;
         excess.append(&mut books.store.take_some_dead(ALONG));
@@ -287,6 +288,13 @@ impl Keeper {
     /// The program's handle is libibverbs' alone from now on. False if it was before.
     pub(crate) fn forget(&self, mr: *mut ibv_mr) -> bool {
         self.books().is_some_and(|mut books| books.store.forget(mr.addr()))
+    }
+
+    /// libibverbs has just made `mr`, which is not kept.
+    pub(crate) fn note_passed(&self, mr: *mut ibv_mr) {
+        if let Some(mut books) = self.books() {
+            books.store.note_fresh(mr.addr());
+        }
     }
 
     /// The program's handles in `scope` are gone.
@@ -701,10 +709,12 @@ fn handle_of(region: Region) -> Option<NonNull<ibv_mr>> {
 /// # Safety
 ///
 /// `mr` is a live handle.
-unsafe fn region_of(mr: NonNull<ibv_mr>) -> Region {
+unsafe fn fields_of(mr: NonNull<ibv_mr>) -> HandleFields {
+    let address = mr.as_ptr().expose_provenance();
     // SAFETY: the caller's promise.
-    let (handle, lkey) = unsafe { ((*mr.as_ptr()).handle, (*mr.as_ptr()).lkey) };
-    Region { address: mr.as_ptr().expose_provenance(), handle, lkey }
+    let mr = unsafe { mr.as_ref() };
+    let region = Region { address, handle: mr.handle, lkey: mr.lkey };
+    HandleFields { region, start: mr.addr.addr(), length: mr.length, domain: mr.pd.addr() }
 }
 
 #[cfg(test)]

@@ -48,6 +48,16 @@ pub(crate) struct Region {
     pub(crate) lkey: u32,
 }
 
+/// What stands in a handle that the program gives back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct HandleFields {
+    pub(crate) region: Region,
+    pub(crate) start: usize,
+    pub(crate) length: usize,
+    /// The address of the `ibv_pd`.
+    pub(crate) domain: usize,
+}
+
 /// A registration out of the store, to be deregistered by its holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
@@ -121,6 +131,15 @@ struct Record {
 }
 
 impl Record {
+    /// Whether the handle is this registration's. libibverbs and the kernel may use its address and its numbers again once
+    /// it was deregistered by another route.
+    fn has(&self, handle: &HandleFields) -> bool {
+        let &HandleFields { region, start, length, domain } = handle;
+        let Key { start: own_start, length: own_length, domain: own_domain, .. } = self.key;
+        self.region == region
+            && (start, length, domain) == (own_start, own_length, own_domain.address)
+    }
+
     fn is_idle_in(&self, scope: Scope) -> bool {
         matches!(self.phase, Phase::Idle(_) | Phase::Dead) && scope.holds(&self.key.domain)
     }
@@ -205,6 +224,7 @@ impl Store {
     /// What was begun is registered. False if it cannot be kept, because its bytes have changed
     /// meanwhile; then the store knows nothing of it.
     pub(crate) fn land(&mut self, place: u32, region: Region) -> bool {
+        self.note_fresh(region.address);
         let Some(record) = self.record_mut(place) else { return false };
         record.region = region;
         record.phase = Phase::Live;
@@ -212,12 +232,16 @@ impl Store {
             self.remove(place);
             return false;
         }
-        // What had this address before was deregistered by another route.
-        if let Some(&stale) = self.by_address.get(&region.address) {
-            self.remove(stale);
-        }
         self.by_address.insert(region.address, place);
         true
+    }
+
+    /// libibverbs has just made a registration with a handle at this address. What had the address before was deregistered
+    /// by another route.
+    pub(crate) fn note_fresh(&mut self, address: usize) {
+        if let Some(&stale) = self.by_address.get(&address) {
+            self.remove(stale);
+        }
     }
 
     /// Whether there is an idle registration of exactly this.
@@ -236,12 +260,13 @@ impl Store {
         Some((record.region, is_first))
     }
 
-    /// The program gives `region` back.
-    pub(crate) fn release(&mut self, region: Region) -> End {
-        let Some(&place) = self.by_address.get(&region.address) else { return End::Foreign };
-        let Some(record) = self.record_mut(place) else { return End::Foreign };
+    /// The program gives `handle` back.
+    pub(crate) fn release(&mut self, handle: &HandleFields) -> End {
+        let address = handle.region.address;
+        let Some(&place) = self.by_address.get(&address) else { return End::Foreign };
+        let Some(record) = self.record(place) else { return End::Foreign };
         match record.phase {
-            Phase::Live if record.is_valid && record.region == region => {
+            Phase::Live if record.is_valid && record.has(handle) => {
                 self.idle_now(place);
                 End::Kept
             }
@@ -452,10 +477,15 @@ pub(crate) mod tests {
 
     const LIMIT: Limit = Limit { bytes: 1 << 20, regions: 4 };
 
-    fn registered(store: &mut Store, key: Key, number: u32) -> Region {
+    fn handle(key: Key, number: u32) -> HandleFields {
+        let Key { start, length, domain, .. } = key;
+        HandleFields { region: region(number), start, length, domain: domain.address }
+    }
+
+    fn registered(store: &mut Store, key: Key, number: u32) -> HandleFields {
         let place = store.begin(key, Opening::ANY);
         assert!(store.land(place, region(number)));
-        region(number)
+        handle(key, number)
     }
 
     fn change(store: &mut Store, start: usize, length: usize) -> u64 {
@@ -468,13 +498,13 @@ pub(crate) mod tests {
         let bytes = key(1, 0x10000, 4096);
         let first = registered(&mut store, bytes, 1);
         assert_eq!(store.take(&bytes), None, "the program has it");
-        assert_eq!(store.release(first), End::Kept);
+        assert_eq!(store.release(&first), End::Kept);
         assert_eq!(store.take(&key(1, 0x10000, 4095)), None);
         assert_eq!(store.take(&key(2, 0x10000, 4096)), None);
-        assert_eq!(store.take(&bytes), Some((first, true)));
+        assert_eq!(store.take(&bytes), Some((first.region, true)));
         assert_eq!(store.take(&bytes), None);
-        assert_eq!(store.release(first), End::Kept);
-        assert_eq!(store.take(&bytes), Some((first, false)));
+        assert_eq!(store.release(&first), End::Kept);
+        assert_eq!(store.take(&bytes), Some((first.region, false)));
     }
 
     #[test]
@@ -482,26 +512,26 @@ pub(crate) mod tests {
         let mut store = Store::new(LIMIT);
         let bytes = key(1, 0x10000, 4096);
         let (one, other) = (registered(&mut store, bytes, 1), registered(&mut store, bytes, 2));
-        assert_eq!((store.release(one), store.release(other)), (End::Kept, End::Kept));
+        assert_eq!((store.release(&one), store.release(&other)), (End::Kept, End::Kept));
         let found: Vec<_> = std::iter::from_fn(|| store.take(&bytes)).map(|(it, _)| it).collect();
-        assert_eq!(found, [other, one]);
+        assert_eq!(found, [other.region, one.region]);
     }
 
     #[test]
     fn a_change_ends_what_is_idle_and_marks_what_is_live_or_under_way() {
         let mut store = Store::new(LIMIT);
         let idle = registered(&mut store, key(1, 0x10000, 8192), 1);
-        assert_eq!(store.release(idle), End::Kept);
+        assert_eq!(store.release(&idle), End::Kept);
         let live = registered(&mut store, key(1, 0x11000, 4096), 2);
         let under_way = store.begin(key(1, 0x11fff, 1), Opening::ANY);
         let apart = registered(&mut store, key(1, 0x12000, 4096), 3);
         assert_eq!(change(&mut store, 0x11fff, 1), 3);
         assert_eq!(store.take(&key(1, 0x10000, 8192)), None);
-        assert_eq!(store.release(live), End::Foreign);
+        assert_eq!(store.release(&live), End::Foreign);
         assert!(!store.land(under_way, region(4)));
-        assert_eq!(store.release(apart), End::Kept);
+        assert_eq!(store.release(&apart), End::Kept);
         let dead: Vec<_> = store.take_dead().iter().map(|leaving| leaving.region).collect();
-        assert_eq!(dead, [idle]);
+        assert_eq!(dead, [idle.region]);
         assert!(store.take_dead().is_empty() && !store.has_dead());
         let holds = |start| store.holds_valid(AddressRange::new(start, 1).unwrap());
         assert!(!holds(0x11fff) && holds(0x12fff));
@@ -511,21 +541,46 @@ pub(crate) mod tests {
     fn a_registration_ended_by_another_route_is_told_from_its_successor() {
         let mut store = Store::new(LIMIT);
         let gone = registered(&mut store, key(1, 0x10000, 4096), 1);
-        let successor = Region { lkey: 77, ..gone };
-        assert_eq!(store.release(successor), End::Foreign);
-        assert_eq!(store.release(gone), End::Foreign, "forgotten");
-        let gone = registered(&mut store, key(1, 0x10000, 4096), 1);
-        let place = store.begin(key(1, 0x20000, 4096), Opening::ANY);
-        assert!(store.land(place, Region { lkey: 78, ..gone }));
-        assert_eq!(store.release(Region { lkey: 78, ..gone }), End::Kept);
+        let successor = HandleFields { region: Region { lkey: 77, ..gone.region }, ..gone };
+        assert_eq!(store.release(&successor), End::Foreign);
+        assert_eq!(store.release(&gone), End::Foreign, "forgotten");
+        registered(&mut store, key(1, 0x10000, 4096), 1);
+        let later = registered(&mut store, key(1, 0x20000, 4096), 1);
+        assert_eq!(store.release(&later), End::Kept);
         assert_eq!(store.take(&key(1, 0x10000, 4096)), None);
+    }
+
+    /// libibverbs may use its address again, and the kernel its numbers, for other bytes or another domain.
+    #[test]
+    fn a_successor_with_the_same_numbers_is_told_by_what_it_registers() {
+        let mut store = Store::new(LIMIT);
+        let bytes = key(1, 0x10000, 4096);
+        for other in [key(1, 0x20000, 4096), key(1, 0x10000, 8192), key(2, 0x10000, 4096)] {
+            registered(&mut store, bytes, 1);
+            assert_eq!(store.release(&handle(other, 1)), End::Foreign);
+            assert!(!store.has(region(1).address) && store.take(&bytes).is_none());
+        }
+    }
+
+    #[test]
+    fn what_is_registered_by_another_route_ends_what_had_its_address() {
+        let mut store = Store::new(LIMIT);
+        let bytes = key(1, 0x10000, 4096);
+        let stale = registered(&mut store, bytes, 1);
+        store.note_fresh(stale.region.address);
+        assert_eq!(store.release(&stale), End::Foreign);
+        registered(&mut store, bytes, 1);
+        let changed = store.begin(bytes, Opening::ANY);
+        change(&mut store, 0x10000, 1);
+        assert!(!store.land(changed, region(1)));
+        assert!(!store.has(region(1).address));
     }
 
     #[test]
     fn what_is_given_back_twice_is_said_so() {
         let mut store = Store::new(LIMIT);
         let it = registered(&mut store, key(1, 0x10000, 4096), 1);
-        assert_eq!((store.release(it), store.release(it)), (End::Kept, End::Twice));
+        assert_eq!((store.release(&it), store.release(&it)), (End::Kept, End::Twice));
     }
 
     #[test]
@@ -534,14 +589,14 @@ pub(crate) mod tests {
         let mut vain = 0;
         for number in 0..6 {
             let it = registered(&mut store, key(1, 0x10000 * (number as usize + 1), 4096), number);
-            assert_eq!(store.release(it), End::Kept);
+            assert_eq!(store.release(&it), End::Kept);
             let excess = store.take_excess(&mut |_| vain += 1);
             assert_eq!(excess.len(), usize::from(number >= 4), "{number}");
             excess.iter().for_each(|leaving| assert_eq!(leaving.region, region(number - 4)));
         }
         assert_eq!((vain, store.unused()), (2, 4));
         let long = registered(&mut store, key(1, 0x1000_0000, (1 << 20) - 4096), 9);
-        assert_eq!(store.release(long), End::Kept);
+        assert_eq!(store.release(&long), End::Kept);
         assert_eq!(store.take_excess(&mut |_| ()).len(), 3);
         assert!(!store.has_room_for(&key(1, 1, 1 << 20)));
     }
@@ -551,13 +606,13 @@ pub(crate) mod tests {
         let mut store = Store::new(LIMIT);
         for (number, domain) in [(1, 10), (2, 11), (3, 20)] {
             let it = registered(&mut store, key(domain, 0x10000, 4096), number);
-            assert_eq!(store.release(it), End::Kept);
+            assert_eq!(store.release(&it), End::Kept);
         }
         let live = registered(&mut store, key(20, 0x50000, 4096), 4);
         assert_eq!(store.take_idle(Scope::Domain(10)).len(), 1);
         assert_eq!(store.take_idle(Scope::Device(1)).len(), 1);
         store.forget_live(Scope::Device(2));
-        assert_eq!(store.release(live), End::Foreign);
+        assert_eq!(store.release(&live), End::Foreign);
         assert_eq!(store.take_idle(Scope::Everything).len(), 1);
         assert_eq!(store.unused(), 0);
     }
@@ -585,7 +640,7 @@ pub(crate) mod tests {
                     assert_eq!(is_there, found.is_some(), "seed {seed:#x}");
                     let idle = |(_, it): &(&u32, &(Key, bool, bool))| it.0 == key && it.1 && it.2;
                     assert_eq!(found.is_some(), plain.iter().any(|it| idle(&it)), "seed {seed:#x}");
-                    let it = found.unwrap_or_else(|| registered(&mut store, key, number));
+                    let it = found.unwrap_or_else(|| registered(&mut store, key, number).region);
                     plain.insert(it.handle, (key, false, true));
                 }
                 2 => {
@@ -594,7 +649,11 @@ pub(crate) mod tests {
                     let Some(&given_back) = live.get(any(live.len().max(1))) else { continue };
                     let valid = plain[&given_back].2;
                     let end = if valid { End::Kept } else { End::Foreign };
-                    assert_eq!(store.release(region(given_back)), end, "seed {seed:#x}");
+                    assert_eq!(
+                        store.release(&handle(plain[&given_back].0, given_back)),
+                        end,
+                        "seed {seed:#x}"
+                    );
                     if valid {
                         plain.entry(given_back).and_modify(|it| it.1 = true);
                     } else {

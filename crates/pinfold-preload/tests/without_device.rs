@@ -15,6 +15,8 @@ use std::sync::OnceLock;
 /// brings its own along by.
 const USUAL: &str = "libibverbs.so.1";
 const BUNDLED: &str = "libbundled.so.1";
+/// One that uses numbers again, as the kernel does.
+const REUSING: &str = "libreusing.so.1";
 
 /// Libraries with variables of threads that a program loads.
 const LOADED: usize = 64;
@@ -29,7 +31,9 @@ fn compile_all() -> Option<PathBuf> {
     let out = directory()?;
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/without_device");
     let versions = format!("-Wl,--version-script={}", here.join("verbs.map").display());
-    for (name, options) in [(USUAL, &[][..]), (BUNDLED, &["-DPRESENT"])] {
+    for (name, options) in
+        [(USUAL, &[][..]), (BUNDLED, &["-DPRESENT"]), (REUSING, &["-DPRESENT", "-DREUSES"])]
+    {
         let named = format!("-Wl,-soname,{name}");
         let verbs = [&["-shared", "-fPIC", &named, &versions], options].concat();
         assert!(compile("without_device/verbs.c", &out.join(name), &verbs));
@@ -37,7 +41,9 @@ fn compile_all() -> Option<PathBuf> {
     assert!(
         compile_program(&out, "program", &[]) && compile_program(&out, "counting", &["-DCOUNTS"])
     );
-    assert!(compile_with(BUNDLED, "without_device/program.c", &out.join("bundled"), &[]));
+    for (verbs, name) in [(BUNDLED, "bundled"), (REUSING, "reusing")] {
+        assert!(compile_with(verbs, "without_device/program.c", &out.join(name), &[]));
+    }
     // The compiler knows what the C library has under such a name.
     let own_names = ["-fno-builtin", "-Wno-builtin-declaration-mismatch"];
     assert!(compile_with(USUAL, "without_device/names.c", &out.join("names"), &own_names));
@@ -560,6 +566,16 @@ fn registrations_of_a_device_that_was_closed_behind_us_end_no_other_ones() {
 fn a_registration_that_a_child_changes_is_not_found_by_its_parent() {
     let Some((output, _)) = run(&["child_changes"]) else { return };
     assert_eq!(said(&output), (Some(0), None, "anew\n".into(), String::new()));
+}
+
+/// The program's end of it passes the library by, and what comes next has its address and its numbers.
+#[test]
+fn what_was_ended_by_another_route_gives_no_program_the_registration_of_something_else() {
+    for successor in ["bytes", "rights"] {
+        let case = ["ends_by_a_handle", successor];
+        let out = said_by("reusing", &[&library()], "on", &case);
+        assert!(out.is_none_or(|out| out == "its own\n"), "{successor}");
+    }
 }
 
 #[test]

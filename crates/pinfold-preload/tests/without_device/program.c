@@ -619,6 +619,26 @@ static void child_changes(void)
 	puts(mr->lkey == key ? "again" : "anew");
 }
 
+/* What is kept ends by a handle of the program's own, as a library's does, and then something else has its place and its
+ * numbers: other bytes, or the same with other rights, which only libibverbs knows of. */
+static void ends_by_a_handle(void)
+{
+	void *own = dlopen("libreusing.so.1", RTLD_LAZY);
+	__typeof__(&ibv_dereg_mr) dereg = (__typeof__(&ibv_dereg_mr))dlsym(own, "ibv_dereg_mr");
+	int is_other = !strcmp(arguments[2], "bytes");
+	struct ibv_mr *mr, *later;
+	void *place;
+
+	CHECK(dereg);
+	begin();
+	registered(1);
+	CHECK((place = mr = ibv_reg_mr(pd, memory, BYTES, 1)) && !dereg(mr));
+	CHECK((later = ibv_reg_mr(pd, is_other ? map() : memory, BYTES, is_other ? 1 : 7)));
+	CHECK(later == place && !ibv_dereg_mr(later));
+	CHECK((mr = ibv_reg_mr(pd, memory, BYTES, 1)));
+	puts(mr->addr == memory && verbs_rights(mr) == 1 ? "its own" : "another");
+}
+
 /* Room is made of what is idle. */
 static void changes_without_room(void)
 {
@@ -1553,6 +1573,7 @@ static const struct {
 	{ "many", many },
 	{ "closes_everything", closes_everything },
 	{ "child_changes", child_changes },
+	{ "ends_by_a_handle", ends_by_a_handle },
 	{ "changes_without_room", changes_without_room },
 	{ "interposed", interposed },
 	{ "moves_mappings", moves_mappings },

@@ -1,6 +1,8 @@
 /* Stands in for libibverbs where there is no device: registrations are structures of the heap, and nothing is
  * pinned. An open device is a descriptor; what it stands for at the moment has numbers of registrations, which begin
- * at 1 in each device that is opened. With PRESENT it has what came later. */
+ * at 1 in each device that is opened. With PRESENT it has what came later. With REUSES a number that is free, and the key
+ * that goes with it, is the next registration's, and a domain is in use as long as it has registrations, of whatever
+ * process. */
 
 #include "verbs.h"
 #include <errno.h>
@@ -8,11 +10,18 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 struct device {
 	uint32_t last;
 	size_t *bytes;
+};
+
+/* What a handle is the first part of. */
+struct registration {
+	struct ibv_mr mr;
+	int access;
 };
 
 static struct device devices[256];
@@ -29,6 +38,23 @@ int verbs_has(int device, uint32_t handle)
 	return devices[device].bytes[handle] != 0;
 }
 
+int verbs_rights(const struct ibv_mr *mr)
+{
+	return ((const struct registration *)mr)->access;
+}
+
+/* The next registration's. */
+static uint32_t number(const struct device *device)
+{
+	uint32_t handle = device->last + 1;
+
+#ifdef REUSES
+	for (handle = 1; handle <= device->last && device->bytes[handle]; handle++)
+		;
+#endif
+	return handle;
+}
+
 static uint32_t begin(struct device *device, size_t bytes)
 {
 	uint32_t handle = 0;
@@ -39,8 +65,11 @@ static uint32_t begin(struct device *device, size_t bytes)
 	} else {
 		bytes += !bytes; /* none is a registration, too */
 		pinned += bytes;
-		handle = ++device->last;
-		device->bytes = realloc(device->bytes, (handle + 1) * sizeof(*device->bytes));
+		handle = number(device);
+		if (handle > device->last) {
+			device->last = handle;
+			device->bytes = realloc(device->bytes, (handle + 1) * sizeof(*device->bytes));
+		}
 		device->bytes[handle] = bytes;
 	}
 	pthread_mutex_unlock(&lock);
@@ -79,18 +108,65 @@ int ibv_close_device(struct ibv_context *context)
 	return 0;
 }
 
-struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
+#ifdef REUSES
+/* How many registrations each domain has, by its number. */
+static int *users;
+
+__attribute__((constructor)) static void share_users(void)
+{
+	users = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+}
+
+static int used(const struct ibv_pd *pd, int more)
+{
+	return __atomic_add_fetch(&users[pd->handle], more, __ATOMIC_RELAXED);
+}
+
+struct ibv_pd *ibv_import_pd(struct ibv_context *context, uint32_t handle)
 {
 	struct ibv_pd *pd = calloc(1, sizeof(*pd));
 
-	pd->context = context;
+	*pd = (struct ibv_pd){ context, handle };
+	return pd;
+}
+
+void ibv_unimport_pd(struct ibv_pd *pd)
+{
+	free(pd);
+}
+#else
+static int used(const struct ibv_pd *pd, int more)
+{
+	(void)pd, (void)more;
+	return 0;
+}
+#endif
+
+struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
+{
+	static uint32_t last;
+	struct ibv_pd *pd = calloc(1, sizeof(*pd));
+
+	*pd = (struct ibv_pd){ context, last++ };
 	return pd;
 }
 
 int ibv_dealloc_pd(struct ibv_pd *pd)
 {
+	if (used(pd, 0))
+		return errno = EBUSY;
 	free(pd);
 	return 0;
+}
+
+static uint32_t key_of(uint32_t handle)
+{
+#ifndef REUSES
+	static uint32_t last;
+
+	handle = __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED);
+#endif
+	return handle << 8;
 }
 
 #ifdef PRESENT
@@ -99,18 +175,19 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, ui
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 #endif
 {
-	static uint32_t last;
 	uint32_t handle = begin(&devices[pd->context->cmd_fd], length);
-	uint32_t key = __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED) << 8;
-	struct ibv_mr *mr = handle ? calloc(1, sizeof(*mr)) : NULL;
+	uint32_t key = key_of(handle);
+	/* What was freed last comes first. */
+	struct registration *made = handle ? malloc(sizeof(*made)) : NULL;
 
 #ifdef PRESENT
 	(void)iova;
 #endif
-	(void)access;
-	if (mr)
-		*mr = (struct ibv_mr){ pd->context, pd, addr, length, handle, key, key };
-	return mr;
+	if (made) {
+		*made = (struct registration){ { pd->context, pd, addr, length, handle, key, key }, access };
+		used(pd, 1);
+	}
+	return made ? &made->mr : NULL;
 }
 
 #ifdef PRESENT
@@ -125,8 +202,10 @@ int ibv_dereg_mr(struct ibv_mr *mr)
 {
 	int status = end(&devices[mr->context->cmd_fd], mr->handle);
 
-	if (!status)
+	if (!status) {
+		used(mr->pd, -1);
 		free(mr);
+	}
 	return status;
 }
 

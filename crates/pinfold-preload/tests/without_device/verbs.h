@@ -33,12 +33,15 @@ int ibv_dealloc_pd(struct ibv_pd *pd);
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access);
 struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access);
+struct ibv_pd *ibv_import_pd(struct ibv_context *context, uint32_t handle);
 void ibv_unimport_pd(struct ibv_pd *pd);
 int ibv_dereg_mr(struct ibv_mr *mr);
 int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access);
 
 /* How many bytes can be registered. */
 void verbs_limit(size_t bytes);
+/* What it was registered for. */
+int verbs_rights(const struct ibv_mr *mr);
 /* Whether what the descriptor stands for has this registration. */
 int verbs_has(int device, uint32_t handle);
 
