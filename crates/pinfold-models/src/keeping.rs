@@ -637,7 +637,7 @@ mod tests {
             dereg(&keeper, reg(&keeper, &world));
             world.change();
             let reclaiming = reclaiming(&keeper);
-            keeper.empty(Scope::Domain(key(&world).domain.address));
+            keeper.empty(Scope::Domain(key(&world).domain));
             assert_eq!(lock(&world.pinned).count(), 0, "left");
             reclaiming.join().unwrap();
         });

@@ -167,13 +167,16 @@ pub(crate) unsafe fn rereg_mr(
 }
 
 pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd, caller: usize) -> c_int {
-    let scope = Scope::Domain(pd.addr());
-    empty(scope);
-    guarded(|| {
-        Process::inherited()
-            .filter_map(Process::keeper)
-            .for_each(|keeper| keeper.empty_inherited(scope));
-        Some(())
+    // SAFETY: the caller's promises.
+    let scope = unsafe { domain_of(pd) }.map(Scope::Domain);
+    scope.into_iter().for_each(|scope| {
+        empty(scope);
+        guarded(|| {
+            Process::inherited()
+                .filter_map(Process::keeper)
+                .for_each(|keeper| keeper.empty_inherited(scope));
+            Some(())
+        });
     });
     // SAFETY: the caller's promises.
     let status = handed_on(|real| unsafe {
@@ -184,14 +187,15 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd, caller: usize) -> c_
     });
     if status == 0 {
         // What was registered there and is known still was ended by another route.
-        forget(scope);
+        scope.into_iter().for_each(forget);
     }
     status
 }
 
 /// The domain stays another process's; its structure here goes.
 pub(crate) unsafe fn unimport_pd(pd: *mut ibv_pd) {
-    empty(Scope::Domain(pd.addr()));
+    // SAFETY: the caller's promises.
+    unsafe { domain_of(pd) }.map(Scope::Domain).into_iter().for_each(empty);
     if let Some(unimport) = guarded(real).and_then(|real| real.unimport_pd) {
         // SAFETY: the caller's promises.
         unsafe { unimport(pd) };
@@ -349,10 +353,8 @@ impl Request {
     ///
     /// The domain is a live one of the present ABI, or null.
     unsafe fn key(&self) -> Option<Key> {
-        let pd = NonNull::new(self.pd)?.as_ptr();
         // SAFETY: the caller's promise.
-        let (device, number) = unsafe { ((*pd).context.expose_provenance(), (*pd).handle) };
-        let domain = DomainName { address: pd.addr(), device, number };
+        let domain = unsafe { domain_of(self.pd) }?;
         let (start, length) = (self.address.addr(), self.length);
         let key = Key { start, length, domain, flags: self.flags };
         key.range().map(|_| key)
@@ -394,6 +396,18 @@ unsafe fn ended(mr: *mut ibv_mr, caller: Caller) -> Option<End> {
         Process::inherited().for_each(|process| process.note_end(mr));
     }
     Some(end)
+}
+
+/// `None` without one.
+///
+/// # Safety
+///
+/// The domain is a live one, or null. One of the old ABI begins with the same fields, and is no domain of what is kept.
+unsafe fn domain_of(pd: *mut ibv_pd) -> Option<DomainName> {
+    let pd = NonNull::new(pd)?.as_ptr();
+    // SAFETY: the caller's promise.
+    let (device, number) = unsafe { ((*pd).context.expose_provenance(), (*pd).handle) };
+    Some(DomainName { address: pd.addr(), device, number })
 }
 
 /// Deregisters what is idle in `scope`.

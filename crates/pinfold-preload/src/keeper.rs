@@ -97,7 +97,7 @@ struct Books {
     /// Of which domains the thread of ours deregisters: it holds `at_work` from before until behind that.
     at_work: Vec<DomainName>,
     /// How many of each domain are being deregistered.
-    leaving: HashMap<usize, usize, BuildHasherDefault<DefaultHasher>>,
+    leaving: HashMap<DomainName, usize, BuildHasherDefault<DefaultHasher>>,
     devices: OpenDevices,
     totals: Totals,
     /// What children have ended of the program's handles, as far as it was heeded.
@@ -641,7 +641,7 @@ impl Books {
 
     fn note_leaving(&mut self, leaving: &[Leaving]) {
         for Leaving { key, .. } in leaving {
-            *self.leaving.entry(key.domain.address).or_default() += 1;
+            *self.leaving.entry(key.domain).or_default() += 1;
         }
     }
 
@@ -663,21 +663,17 @@ impl Books {
     }
 
     fn note_left(&mut self, Leaving { key, .. }: &Leaving) {
-        if let Some(count) = self.leaving.get_mut(&key.domain.address) {
+        if let Some(count) = self.leaving.get_mut(&key.domain) {
             *count -= 1;
             if *count == 0 {
-                self.leaving.remove(&key.domain.address);
+                self.leaving.remove(&key.domain);
             }
         }
     }
 
-    /// Whether some in `scope` are being deregistered. Which domain is of which device is not known
-    /// here: a device waits for all.
+    /// Whether some in `scope` are being deregistered.
     fn has_leaving(&self, scope: Scope) -> bool {
-        match scope {
-            Scope::Domain(address) => self.leaving.contains_key(&address),
-            Scope::Device(_) | Scope::Everything => !self.leaving.is_empty(),
-        }
+        self.leaving.keys().any(|domain| scope.holds(domain))
     }
 }
 

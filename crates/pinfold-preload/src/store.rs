@@ -74,8 +74,8 @@ pub(crate) enum Scope {
     Everything,
     /// By the address of the `ibv_context`.
     Device(usize),
-    /// By the address of the `ibv_pd`.
-    Domain(usize),
+    /// The kernel's, whichever `ibv_pd` it was registered by: it may have several (`ibv_import_pd`, parent domains).
+    Domain(DomainName),
 }
 
 impl Scope {
@@ -83,7 +83,9 @@ impl Scope {
         match self {
             Self::Everything => true,
             Self::Device(address) => domain.device == address,
-            Self::Domain(address) => domain.address == address,
+            Self::Domain(DomainName { device, number, .. }) => {
+                (domain.device, domain.number) == (device, number)
+            }
         }
     }
 }
@@ -467,7 +469,8 @@ pub(crate) mod tests {
     use std::collections::HashMap;
 
     pub(crate) fn key(domain: usize, start: usize, length: usize) -> Key {
-        let domain = DomainName { address: domain, device: domain / 10, number: 1 };
+        let number = u32::try_from(domain).unwrap();
+        let domain = DomainName { address: domain, device: domain / 10, number };
         Key { start, length, domain, flags: 1 }
     }
 
@@ -609,7 +612,9 @@ pub(crate) mod tests {
             assert_eq!(store.release(&it), End::Kept);
         }
         let live = registered(&mut store, key(20, 0x50000, 4096), 4);
-        assert_eq!(store.take_idle(Scope::Domain(10)).len(), 1);
+        // As it is named by another `ibv_pd` of it.
+        let imported = DomainName { address: 99, device: 1, number: 10 };
+        assert_eq!(store.take_idle(Scope::Domain(imported)).len(), 1);
         assert_eq!(store.take_idle(Scope::Device(1)).len(), 1);
         store.forget_live(Scope::Device(2));
         assert_eq!(store.release(&live), End::Foreign);

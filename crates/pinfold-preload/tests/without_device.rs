@@ -579,6 +579,12 @@ fn what_was_ended_by_another_route_gives_no_program_the_registration_of_somethin
 }
 
 #[test]
+fn a_domain_is_deallocated_whatever_is_idle_in_another_structure_of_it() {
+    let out = said_by("reusing", &[&library()], "on", &["imports_its_domain"]);
+    assert!(out.is_none_or(|out| out == "deallocated\n"));
+}
+
+#[test]
 fn idle_registrations_make_room_for_one_that_is_changed() {
     let Some((output, _)) = run(&["changes_without_room"]) else { return };
     assert_eq!(said(&output), done());

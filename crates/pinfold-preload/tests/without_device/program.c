@@ -639,6 +639,37 @@ static void ends_by_a_handle(void)
 	puts(mr->addr == memory && verbs_rights(mr) == 1 ? "its own" : "another");
 }
 
+struct ibv_pd *ibv_import_pd(struct ibv_context *context, uint32_t handle) __attribute__((weak));
+
+/* A second structure of the domain. */
+static void imports_its_domain(void)
+{
+	struct ibv_pd *own;
+
+	begin();
+	own = pd;
+	CHECK((pd = ibv_import_pd(own->context, own->handle)));
+	registered(4);
+	puts(ibv_dealloc_pd(own) ? "in use" : "deallocated");
+	ibv_unimport_pd(pd);
+}
+
+/* A child uses its parent's domain, and exits. */
+static void child_uses_its_domain(void)
+{
+	pid_t child;
+	int status;
+
+	begin();
+	CHECK((child = fork()) >= 0);
+	if (!child) {
+		registered(4);
+		exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && !status);
+	puts(ibv_dealloc_pd(pd) ? "in use" : "deallocated");
+}
+
 /* Room is made of what is idle. */
 static void changes_without_room(void)
 {
@@ -1574,6 +1605,8 @@ static const struct {
 	{ "closes_everything", closes_everything },
 	{ "child_changes", child_changes },
 	{ "ends_by_a_handle", ends_by_a_handle },
+	{ "imports_its_domain", imports_its_domain },
+	{ "child_uses_its_domain", child_uses_its_domain },
 	{ "changes_without_room", changes_without_room },
 	{ "interposed", interposed },
 	{ "moves_mappings", moves_mappings },
