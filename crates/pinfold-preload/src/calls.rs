@@ -17,7 +17,7 @@ use crate::caller::Caller;
 use crate::complaint;
 use crate::environment;
 use crate::main_thread;
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::real::{Real, find_at_start, real, real_of};
 use crate::reasons::Reason;
 use crate::rights;
@@ -253,6 +253,7 @@ pub(crate) unsafe extern "C" fn at_start(
         sandbox::note_start();
         complaint::note_start();
         main_thread::note_start();
+        process::note_start();
         find_at_start();
         Some(())
     });
@@ -260,6 +261,10 @@ pub(crate) unsafe extern "C" fn at_start(
 
 /// The process exits in an orderly way.
 pub(crate) extern "C" fn at_exit() {
+    // Of a child the kernel ends nothing in a device that its parent opened. The program's own filter may forbid to end it.
+    if process::is_child() && !sandbox::is_the_program_s() {
+        empty(Scope::Everything);
+    }
     guarded(|| {
         let process = Process::running().or_else(Process::silent);
         let process = process.filter(|process| process.has_last_word())?;

@@ -76,6 +76,22 @@ struct Reports {
 /// Null, or from a leaked box: what is published here stays, because handles of it may be out.
 static CURRENT: AtomicPtr<Standing> = AtomicPtr::new(ptr::null_mut());
 
+/// The number of the process that the library was loaded in.
+static LOADED_IN: AtomicU32 = AtomicU32::new(0);
+
+/// The library is loaded.
+pub(crate) fn note_start() {
+    // Relaxed: a number; a forked child has it with all memory.
+    LOADED_IN.store(std::process::id(), Ordering::Relaxed);
+}
+
+/// Whether this is a forked child. One that is the first process of a PID namespace, as its parent is of another, is not
+/// told from it.
+pub(crate) fn is_child() -> bool {
+    // Relaxed: as above.
+    LOADED_IN.load(Ordering::Relaxed) != std::process::id()
+}
+
 impl Process {
     /// This process's state, made by the first call. `None` where everything passes through.
     pub(crate) fn current() -> Option<&'static Self> {

@@ -584,6 +584,13 @@ fn a_domain_is_deallocated_whatever_is_idle_in_another_structure_of_it() {
     assert!(out.is_none_or(|out| out == "deallocated\n"));
 }
 
+/// The device's open file is the parent's, too, so nothing in it ends with the child.
+#[test]
+fn a_child_that_exits_leaves_nothing_idle_in_its_parent_s_domain() {
+    let out = said_by("reusing", &[&library()], "on", &["child_uses_its_domain"]);
+    assert!(out.is_none_or(|out| out == "deallocated\n"));
+}
+
 #[test]
 fn idle_registrations_make_room_for_one_that_is_changed() {
     let Some((output, _)) = run(&["changes_without_room"]) else { return };
