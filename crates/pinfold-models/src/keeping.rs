@@ -18,6 +18,13 @@ use pinfold_core::{Monitor, Position, Replay, Sequence, Uncovered, Watch};
 use std::ptr::without_provenance_mut;
 use std::sync::Arc;
 
+/// There is memory for everything.
+pub(crate) mod heap {
+    pub(crate) const fn secure_room() -> bool {
+        true
+    }
+}
+
 /// What a keeper asks for besides.
 pub(crate) mod admission {
     use crate::store::Key;

@@ -63,8 +63,8 @@ mod store;
 
 #[cfg(loom)]
 pub(crate) use self::keeping::{
-    admission, apart, device, errno, holding, hooks, mapping, monitor, real, registrar, report,
-    sandbox, steps,
+    admission, apart, device, errno, heap, holding, hooks, mapping, monitor, real, registrar,
+    report, sandbox, steps,
 };
 #[cfg(loom)]
 pub(crate) use pinfold_core::{

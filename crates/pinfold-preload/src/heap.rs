@@ -10,6 +10,12 @@
 //! whole stand in a page that a child finds wiped: it begins with empty lists. Blocks that its parent used can be
 //! used and released in the child as before; blocks that were free in the parent are never used there.
 //!
+//! # Without memory
+//!
+//! Collections of the standard library end the process where they get none. So what keeps registrations asks for each one
+//! whether there is [room](secure_room) for all that it takes in small blocks, and keeps it only if there is. What grows with
+//! the number of registrations is asked for by `try_reserve`, which returns.
+//!
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to be the global allocator. A block is in one list or in use, the lists are
@@ -39,14 +45,31 @@ const LARGEST: usize = 256 << 10;
 const CLASSES: usize = (LARGEST / SMALLEST).ilog2() as usize + 1;
 /// Blocks are cut out of mappings of this size.
 const CHUNK: usize = 1 << 20;
-/// How many of those are told from other memory; beyond, the system's allocator serves.
+/// What is free for small blocks where there is room: the nodes that some insertions into trees take, and what a monitor takes
+/// to watch something.
+const RESERVE: usize = 256 << 10;
+/// How many chunks are told from other memory; beyond, the system's allocator serves.
 const CHUNKS: usize = 256;
 /// The alignment of the largest blocks.
 const MOST_ALIGNED: usize = 4096;
 
+/// Whether there is memory in small blocks for what one registration takes that is kept; it is taken from the kernel if
+/// there is not.
+#[cfg(not(test))]
+pub(crate) fn secure_room() -> bool {
+    HEAP.secure_room()
+}
+
+/// The standard library's has none to set aside.
+#[cfg(test)]
+pub(crate) const fn secure_room() -> bool {
+    true
+}
+
 /// See the module.
 struct Heap {
-    /// In a page that forked children find wiped: the lock, and whether the lists are whole. Null until it is needed.
+    /// In a page that forked children find wiped: the lock, whether the lists are whole, and whether there is room. Null until
+    /// it is needed.
     words: AtomicPtr<[AtomicU64; 4]>,
     lists: UnsafeCell<Lists>,
     /// Where each chunk begins, in the order in which they were mapped.
@@ -59,6 +82,8 @@ struct Lists {
     /// What is left of the last chunk: zeros.
     rest: *mut u8,
     left: usize,
+    /// A chunk of which nothing is used yet; null without one.
+    next: *mut u8,
 }
 
 /// A free block's first word.
@@ -72,7 +97,16 @@ unsafe impl Sync for Heap {}
 unsafe impl Send for Heap {}
 
 impl Lists {
-    const EMPTY: Self = Self { free: [ptr::null_mut(); CLASSES], rest: ptr::null_mut(), left: 0 };
+    const EMPTY: Self = Self {
+        free: [ptr::null_mut(); CLASSES],
+        rest: ptr::null_mut(),
+        left: 0,
+        next: ptr::null_mut(),
+    };
+
+    fn have_room(&self) -> bool {
+        self.left >= RESERVE || !self.next.is_null()
+    }
 }
 
 /// A mapping of its own; null if there is no memory.
@@ -141,7 +175,7 @@ impl Heap {
 
     /// Runs `use_lists` with the lists; `None` if there can be none.
     fn with_lists<T>(&self, use_lists: impl FnOnce(&mut Lists) -> T) -> Option<T> {
-        let [lock, are_whole, ..] = self.words()?;
+        let [lock, are_whole, have_room, _] = self.words()?;
         // It is held for some ten instructions, or for a system call that maps memory. Sleeping lets a thread of
         // lower priority go on that holds it. Acquire: what the last holder did to the lists.
         let mut tries = 0_u32;
@@ -157,6 +191,8 @@ impl Heap {
             are_whole.store(1, Ordering::Relaxed);
         }
         let result = use_lists(lists);
+        // Relaxed: a hint to `secure_room`.
+        have_room.store(lists.have_room().into(), Ordering::Relaxed);
         // Release: pairs with the acquire above.
         lock.store(0, Ordering::Release);
         Some(result)
@@ -178,12 +214,37 @@ impl Heap {
     fn cut(&self, lists: &mut Lists, bytes: usize) -> Option<Block> {
         let before = |rest: *mut u8| rest.align_offset(bytes.min(MOST_ALIGNED));
         if before(lists.rest).saturating_add(bytes) > lists.left {
-            (lists.rest, lists.left) = (self.map_chunk()?, CHUNK);
+            (lists.rest, lists.left) = (self.next_chunk(lists)?, CHUNK);
         }
         let start = lists.rest.wrapping_add(before(lists.rest));
         lists.left -= before(lists.rest) + bytes;
         lists.rest = start.wrapping_add(bytes);
         Some(Block { start, is_zero: true })
+    }
+
+    /// The one that was set aside, or a new one.
+    fn next_chunk(&self, lists: &mut Lists) -> Option<*mut u8> {
+        let set_aside = std::mem::replace(&mut lists.next, ptr::null_mut());
+        if set_aside.is_null() { self.map_chunk() } else { Some(set_aside) }
+    }
+
+    /// See [`secure_room`].
+    fn secure_room(&self) -> bool {
+        // Relaxed: another thread may use it up at any moment.
+        let has_room =
+            |[_, _, have_room, _]: &[AtomicU64; 4]| have_room.load(Ordering::Relaxed) == 1;
+        self.words().is_some_and(has_room) || self.set_chunk_aside()
+    }
+
+    #[cold]
+    fn set_chunk_aside(&self) -> bool {
+        let set_aside = |lists: &mut Lists| {
+            if !lists.have_room() {
+                lists.next = self.map_chunk().unwrap_or(ptr::null_mut());
+            }
+            lists.have_room()
+        };
+        self.with_lists(set_aside).unwrap_or(false)
     }
 
     fn map_chunk(&self) -> Option<*mut u8> {
@@ -359,6 +420,19 @@ mod tests {
             }
             TRIED.dealloc(block, layout(bytes, 1));
         }
+    }
+
+    #[test]
+    fn there_is_room_until_no_chunk_is_left() {
+        static FULL: Heap = Heap::new();
+        let cut = || FULL.take(CLASSES - 1).is_some();
+        FULL.count.store(CHUNKS - 2, Ordering::Relaxed);
+        assert!(FULL.secure_room() && FULL.secure_room());
+        assert_eq!(FULL.count.load(Ordering::Relaxed), CHUNKS - 1, "one was set aside");
+        // Two chunks, and the last block is no more than what is always free.
+        (1..2 * CHUNK / LARGEST).for_each(|_| assert!(FULL.secure_room() && cut()));
+        assert!(FULL.secure_room() && cut());
+        assert!(!FULL.secure_room() && !cut());
     }
 
     /// The lock is held and the lists are anything at the moment of a fork: the child finds neither.

@@ -47,7 +47,7 @@ use pinfold::registrar::verbs::ffi::ibv_mr;
 use pinfold::{AddressRange, Lost, Monitor, Position, Sequence, Uncovered, Watch};
 use pinfold_kernel::Errno;
 use pinfold_kernel::errno::{last_errno, set_errno};
-use std::collections::HashMap;
+use std::collections::{HashMap, TryReserveError};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -203,9 +203,10 @@ impl Keeper {
             return Err(Reason::OverBudget);
         }
         let opening = books.opening_of(key.domain.device).ok_or(Reason::Fault)?;
+        let place = books.store.begin(key, opening).ok_or(Reason::NoRoom)?;
         books.totals.misses += 1;
         note_kept(range);
-        Ok(books.store.begin(key, opening))
+        Ok(place)
     }
 
     /// Why the monitor does not cover `range` from now on, if it does not.
@@ -233,8 +234,8 @@ impl Keeper {
             books.store.abandon(place);
             books.store.note_fresh(region.address);
             books.totals.per_use.note(reason);
-        } else if !books.store.land(place, region) {
-            books.totals.per_use.note(Reason::Changing);
+        } else if let Err(reason) = books.store.land(place, region) {
+            books.totals.per_use.note(reason);
         }
     }
 
@@ -275,7 +276,9 @@ impl Keeper {
         let end = books.store.release(&unsafe { fields_of(mr) });
         let mut excess = books.store.take_excess(&mut |key| self.admission.note_vain(key));
         books.totals.evictions += excess.len() as u64;
-        excess.append(&mut books.store.take_some_dead(ALONG));
+        if excess.try_reserve(ALONG).is_ok() {
+            excess.append(&mut books.store.take_dead(ALONG));
+        }
         books.forget_ended(&mut excess);
         let remains = books.take_remains(Scope::Everything, REMAINS_ALONG);
         books.note_leaving(&excess);
@@ -315,15 +318,22 @@ impl Keeper {
 
     /// Deregisters what is idle in `scope`, and waits for what is being deregistered there.
     pub(crate) fn empty(&self, scope: Scope) {
-        let Some(mut books) = self.books() else { return };
+        while self.empty_in_part(scope) {}
+        self.await_departures(scope);
+    }
+
+    /// Deregisters of what is idle in `scope` as much as there is memory for at once. Whether there is more.
+    fn empty_in_part(&self, scope: Scope) -> bool {
+        let Some(mut books) = self.books() else { return false };
         self.heed_children(&mut books);
         self.take_over(&mut books);
         let mut idle = books.store.take_idle(scope);
+        let is_part = !idle.is_empty() && books.store.has_idle_in(scope);
         books.forget_ended(&mut idle);
         books.note_leaving(&idle);
         drop(books);
         self.deregister(&idle);
-        self.await_departures(scope);
+        is_part
     }
 
     /// Deregisters what is idle, in a forked child of the process that kept it, if some of it is in `scope`.
@@ -334,10 +344,14 @@ impl Keeper {
         if !books.store.has_idle_in(scope) || !self.children.empty(books.moves) {
             return;
         }
-        let mut idle = books.store.take_idle(Scope::Everything);
-        books.forget_ended(&mut idle);
-        drop(books);
-        idle.iter().for_each(|leaving| _ = dereg(leaving.region));
+        loop {
+            let mut idle = books.store.take_idle(Scope::Everything);
+            if idle.is_empty() {
+                return;
+            }
+            books.forget_ended(&mut idle);
+            idle.iter().for_each(|leaving| _ = dereg(leaving.region));
+        }
     }
 
     /// Whether the parent may have `mr`; asked in a forked child.
@@ -371,16 +385,18 @@ impl Keeper {
         let at_work = self.at_work.hold();
         let at_books = self.at_books.hold();
         let Some(mut books) = self.current_behind(&at_books) else { return };
-        if !books.store.has_dead() && books.in_vain.is_empty() {
+        if books.store.dead() == 0 && books.in_vain.is_empty() {
             return;
         }
+        // Without, they wait for the program's next calls.
+        let Ok(remains) = books.room_for_dead() else { return };
         self.take_over(&mut books);
-        let (dead, devices) = (books.store.take_dead(), books.devices.look());
+        let (dead, devices) = (books.store.take_dead(remains.capacity()), books.devices.look());
         let in_vain = std::mem::replace(&mut books.in_vain, Vec::with_capacity(IN_VAIN));
         books.note_leaving(&dead);
         books.begin_work(&dead);
         drop((books, at_books));
-        self.deregister_in_kernel(&dead, |opening| devices.lend(opening, table));
+        self.deregister_in_kernel(&dead, remains, |opening| devices.lend(opening, table));
         drop(at_work);
         in_vain.iter().for_each(|range| self.unwatch_around(*range));
     }
@@ -469,7 +485,7 @@ impl Keeper {
     fn take_over(&self, books: &mut Books) -> bool {
         let is_ours = self.children.take_over(&mut books.moves);
         if !is_ours {
-            _ = books.store.take_idle(Scope::Everything);
+            books.store.forget_idle(Scope::Everything);
         }
         is_ours
     }
@@ -490,13 +506,13 @@ impl Keeper {
     }
 
     /// As [`deregister`](Self::deregister), on the thread of ours, to which `lend` lends a device: what libibverbs has of them
-    /// remains, and all of those whose device this thread does not get.
+    /// remains, and all of those whose device this thread does not get. `remains` has room for as many.
     fn deregister_in_kernel(
         &self,
         leaving: &[Leaving],
+        mut remains: Vec<Remains>,
         lend: impl Fn(Opening) -> Option<LentDevice>,
     ) {
-        let mut remains = Vec::with_capacity(leaving.len());
         let mut lent = None;
         for &leaving in leaving {
             let opening = leaving.opening;
@@ -616,7 +632,7 @@ impl Books {
         let noted = unsafe { self.devices.note(device) }?;
         for scope in noted.gone.into_iter().map(Scope::Device) {
             self.store.forget_live(scope);
-            _ = self.store.take_idle(scope);
+            self.store.forget_idle(scope);
             // What remains of it goes when it is looked at: a thread may note some of it behind this.
         }
         Some(noted.opening)
@@ -626,6 +642,15 @@ impl Books {
     /// of another registration by now. libibverbs' structures of it stay, some hundred bytes each.
     fn forget_ended(&self, leaving: &mut Vec<Leaving>) {
         leaving.retain(|leaving| self.devices.is_open(leaving.opening));
+    }
+
+    /// What the thread of ours takes to deregister the dead; the lists here get no shorter until it is done.
+    fn room_for_dead(&mut self) -> Result<Vec<Remains>, TryReserveError> {
+        let (dead, mut remains) = (self.store.dead(), Vec::new());
+        remains.try_reserve_exact(dead)?;
+        self.remains.try_reserve(remains.capacity())?;
+        self.at_work.try_reserve(remains.capacity())?;
+        Ok(remains)
     }
 
     /// The thread of ours, which holds its gate, is about to deregister these.
@@ -641,7 +666,10 @@ impl Books {
 
     fn note_leaving(&mut self, leaving: &[Leaving]) {
         for Leaving { key, .. } in leaving {
-            *self.leaving.entry(key.domain).or_default() += 1;
+            // Without memory for a domain more it is not waited for.
+            if self.leaving.try_reserve(1).is_ok() {
+                *self.leaving.entry(key.domain).or_default() += 1;
+            }
         }
     }
 
@@ -654,7 +682,9 @@ impl Books {
             remains.ended == Ended::InKernel || devices.is_open(remains.leaving.opening)
         });
         self.remains.retain(|remains| {
-            let takes = taken.len() < count && scope.holds(&remains.leaving.key.domain);
+            let takes = taken.len() < count
+                && scope.holds(&remains.leaving.key.domain)
+                && taken.try_reserve(1).is_ok();
             taken.extend(takes.then_some(*remains));
             !takes
         });
@@ -913,7 +943,7 @@ mod tests {
         let keeper = keeper();
         let status = status_without_gates(|| {
             keeper.reclaim_once(&Table::Shared);
-            keeper.deregister_in_kernel(&[], |_| None);
+            keeper.deregister_in_kernel(&[], Vec::new(), |_| None);
         });
         assert_eq!(status, 0);
     }

@@ -15,6 +15,7 @@ use crate::apart;
 use crate::children::Children;
 use crate::complaint::complain;
 use crate::device::Table;
+use crate::heap::secure_room;
 use crate::holding::is_interrupted;
 use crate::keeper::{Keeper, Monitored};
 use crate::real::{Real, real};
@@ -147,7 +148,8 @@ impl Process {
 
     #[cold]
     fn start(current: *mut Standing, before: Option<&'static Standing>) -> Option<&'static Self> {
-        if sandbox::is_the_program_s() {
+        // Without memory it begins with a later call.
+        if sandbox::is_the_program_s() || !secure_room() {
             return None;
         }
         sandbox::note_process();
@@ -262,6 +264,9 @@ impl Process {
     #[cold]
     fn start_keeper(&'static self) -> Result<&'static Keeper, Reason> {
         let _starting = self.starting.try_lock().map_err(|_| Reason::MonitorStarting)?;
+        if !secure_room() {
+            return Err(Reason::NoRoom);
+        }
         if self.keeper.get().is_none() {
             apart::run(main_thread::threads_begin);
             let started = apart::run(|| self.new_keeper()).unwrap_or_else(|| Err("a panic".into()));

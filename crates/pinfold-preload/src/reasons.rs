@@ -12,6 +12,7 @@ pub(crate) enum Reason {
     OwnHandle,
     NoMemory,
     OverBudget,
+    NoRoom,
     KindOfMemory,
     WatchRefused,
     ManyChanges,
@@ -27,7 +28,7 @@ pub(crate) enum Reason {
 use Reason::*;
 
 impl Reason {
-    pub(crate) const ALL: [Self; 19] = [
+    pub(crate) const ALL: [Self; 20] = [
         EarlyUse,
         RemoteRights,
         OnDemand,
@@ -37,6 +38,7 @@ impl Reason {
         OwnHandle,
         NoMemory,
         OverBudget,
+        NoRoom,
         KindOfMemory,
         WatchRefused,
         ManyChanges,
@@ -61,6 +63,7 @@ impl Reason {
             OwnHandle => "libibverbs' functions from a private handle (dlsym)",
             NoMemory => "no bytes, or no memory",
             OverBudget => "more bytes than may be kept",
+            NoRoom => "no memory for the library itself (RLIMIT_AS, RLIMIT_DATA)",
             KindOfMemory => "a kind of memory that the monitor does not watch",
             WatchRefused => "memory that the kernel does not let the monitor watch",
             ManyChanges => "changes of watched memory that followed each other",

@@ -1,10 +1,15 @@
 //! The registrations that are watched: those that the program has, and those that it gave back and
 //! may get again. A data structure without a lock, a device or a monitor of its own.
 //!
+//! It keeps no more than there is memory for (`heap`): what grows with the number of registrations has its room before anything
+//! is noted, and lists that are taken out are as long as there is memory for.
+//!
 //! Each registration is libibverbs' own, and one handle's: a program never gets one that another
 //! handle of it has. Only the very same bytes, rights and domain find an idle one.
 
 use crate::device::Opening;
+use crate::heap::secure_room;
+use crate::reasons::Reason;
 use libc::c_uint;
 use pinfold::AddressRange;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -142,6 +147,10 @@ impl Record {
             && (start, length, domain) == (own_start, own_length, own_domain.address)
     }
 
+    fn touches(&self, range: AddressRange) -> bool {
+        self.key.range().is_some_and(|bytes| bytes.overlaps(&range))
+    }
+
     fn is_idle_in(&self, scope: Scope) -> bool {
         matches!(self.phase, Phase::Idle(_) | Phase::Dead) && scope.holds(&self.key.domain)
     }
@@ -197,8 +206,12 @@ impl Store {
         self.order.len() + self.dead.len()
     }
 
-    /// Notes a registration that is about to be asked of libibverbs: changes from now on count.
-    pub(crate) fn begin(&mut self, key: Key, opening: Opening) -> u32 {
+    /// Notes a registration that is about to be asked of libibverbs: changes from now on count. `None` without memory.
+    pub(crate) fn begin(&mut self, key: Key, opening: Opening) -> Option<u32> {
+        if !secure_room() {
+            return None;
+        }
+        let place = self.free_place()?;
         let record = Record {
             key,
             region: Region { address: 0, handle: 0, lkey: 0 },
@@ -207,15 +220,23 @@ impl Store {
             is_valid: true,
             was_found: false,
         };
-        let place = self.free.pop().unwrap_or_else(|| {
-            self.records.push(None);
-            u32::try_from(self.records.len() - 1).unwrap_or(u32::MAX)
-        });
-        if let Some(slot) = self.records.get_mut(place as usize) {
-            *slot = Some(record);
-        }
+        *self.records.get_mut(place as usize)? = Some(record);
         self.classes[class_of(key.length)].insert((key.start, place));
-        place
+        Some(place)
+    }
+
+    /// The lists of places have room for all.
+    fn free_place(&mut self) -> Option<Place> {
+        if self.free.is_empty() {
+            let place = Place::try_from(self.records.len()).ok()?;
+            self.records.try_reserve(1).ok()?;
+            for places in [&mut self.free, &mut self.dead] {
+                places.try_reserve(self.records.len() + 1 - places.len()).ok()?;
+            }
+            self.records.push(None);
+            self.free.push(place);
+        }
+        self.free.pop()
     }
 
     /// What was begun is not to be kept, or failed.
@@ -223,19 +244,24 @@ impl Store {
         self.remove(place);
     }
 
-    /// What was begun is registered. False if it cannot be kept, because its bytes have changed
-    /// meanwhile; then the store knows nothing of it.
-    pub(crate) fn land(&mut self, place: u32, region: Region) -> bool {
+    /// What was begun is registered.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be kept, because its bytes have changed meanwhile or there is no memory; then the store knows nothing of it.
+    pub(crate) fn land(&mut self, place: u32, region: Region) -> Result<(), Reason> {
         self.note_fresh(region.address);
-        let Some(record) = self.record_mut(place) else { return false };
+        let has_room = self.by_address.try_reserve(1).is_ok();
+        let record = self.record_mut(place).ok_or(Reason::Fault)?;
         record.region = region;
         record.phase = Phase::Live;
-        if !record.is_valid {
+        let is_valid = record.is_valid;
+        if !is_valid || !has_room {
             self.remove(place);
-            return false;
+            return Err(if is_valid { Reason::NoRoom } else { Reason::Changing });
         }
         self.by_address.insert(region.address, place);
-        true
+        Ok(())
     }
 
     /// libibverbs has just made a registration with a handle at this address. What had the address before was deregistered
@@ -268,12 +294,12 @@ impl Store {
         let Some(&place) = self.by_address.get(&address) else { return End::Foreign };
         let Some(record) = self.record(place) else { return End::Foreign };
         match record.phase {
-            Phase::Live if record.is_valid && record.has(handle) => {
+            Phase::Live if record.is_valid && record.has(handle) && secure_room() => {
                 self.idle_now(place);
                 End::Kept
             }
             Phase::Idle(_) | Phase::Dead => End::Twice,
-            // Changed meanwhile; or deregistered by another route, and this one has its address.
+            // Changed meanwhile; deregistered by another route, and this one has its address; or there is no memory.
             Phase::Live | Phase::Registering => {
                 self.remove(place);
                 End::Foreign
@@ -297,9 +323,17 @@ impl Store {
 
     /// Forgets whatever the program has in `scope`.
     pub(crate) fn forget_live(&mut self, scope: Scope) {
-        for place in
-            self.places(|record| record.phase == Phase::Live && scope.holds(&record.key.domain))
-        {
+        self.forget_all(|record| record.phase == Phase::Live && scope.holds(&record.key.domain));
+    }
+
+    /// Forgets what is idle in `scope`, whether or not its bytes have changed.
+    pub(crate) fn forget_idle(&mut self, scope: Scope) {
+        self.forget_all(|record| record.is_idle_in(scope));
+    }
+
+    fn forget_all(&mut self, is_wanted: impl Fn(&Record) -> bool) {
+        let mut from = 0;
+        while let Some(place) = self.next_place(&mut from, &is_wanted) {
             self.remove(place);
         }
     }
@@ -308,10 +342,11 @@ impl Store {
     /// never was; says how many it concerned.
     pub(crate) fn invalidate(&mut self, range: AddressRange, in_vain: &mut dyn FnMut(&Key)) -> u64 {
         let mut touched = 0;
-        for place in self.touching(range) {
-            let Some(record) = self.record_mut(place).filter(|record| record.is_valid) else {
-                continue;
-            };
+        // Nothing else looks at them, and none goes from them.
+        let classes = std::mem::take(&mut self.classes);
+        for place in near(&classes, range) {
+            let is_concerned = |record: &&mut Record| record.is_valid && record.touches(range);
+            let Some(record) = self.record_mut(place).filter(is_concerned) else { continue };
             record.is_valid = false;
             touched += 1;
             let Record { key, phase, was_found, .. } = *record;
@@ -323,29 +358,23 @@ impl Store {
                 in_vain(&key);
             }
         }
+        self.classes = classes;
         touched
     }
 
     /// Whether something that touches `range` could be found, or kept when it is given back.
     pub(crate) fn holds_valid(&self, range: AddressRange) -> bool {
-        let valid = |place: &Place| self.record(*place).is_some_and(|record| record.is_valid);
-        self.touching(range).iter().any(valid)
+        let is_concerned = |record: &Record| record.is_valid && record.touches(range);
+        near(&self.classes, range).any(|place| self.record(place).is_some_and(is_concerned))
     }
 
-    /// Those whose bytes have changed while they were idle.
-    pub(crate) fn take_dead(&mut self) -> Vec<Leaving> {
-        let dead = std::mem::take(&mut self.dead);
-        dead.into_iter().filter_map(|place| self.remove(place)).collect()
+    /// Those whose bytes have changed while they were idle, `count` at most.
+    pub(crate) fn take_dead(&mut self, count: usize) -> Vec<Leaving> {
+        self.take_all(count, |store| store.dead.last().copied())
     }
 
-    /// The same, `count` at most.
-    pub(crate) fn take_some_dead(&mut self, count: usize) -> Vec<Leaving> {
-        let some = self.dead.split_off(self.dead.len().saturating_sub(count));
-        some.into_iter().filter_map(|place| self.remove(place)).collect()
-    }
-
-    pub(crate) fn has_dead(&self) -> bool {
-        !self.dead.is_empty()
+    pub(crate) fn dead(&self) -> usize {
+        self.dead.len()
     }
 
     /// Whether some are idle in `scope`, whether or not their bytes have changed.
@@ -355,24 +384,52 @@ impl Store {
 
     /// Those that are idle in `scope`, whether or not their bytes have changed.
     pub(crate) fn take_idle(&mut self, scope: Scope) -> Vec<Leaving> {
-        let places = self.places(|record| record.is_idle_in(scope));
-        places.into_iter().filter_map(|place| self.remove(place)).collect()
+        let mut from = 0;
+        self.take_all(usize::MAX, |store| {
+            store.next_place(&mut from, &|record| record.is_idle_in(scope))
+        })
     }
 
     /// What is idle beyond the limit: the dead, then those that were given back longest ago. Calls
     /// `in_vain` for each that was never found.
     pub(crate) fn take_excess(&mut self, in_vain: &mut dyn FnMut(&Key)) -> Vec<Leaving> {
-        let mut excess = Vec::new();
-        while self.idle_bytes > self.limit.bytes
-            || self.order.len() + self.dead.len() > self.limit.regions
-        {
-            let oldest = || self.order.first_key_value().map(|(_, &place)| place);
-            let Some(place) = self.dead.last().copied().or_else(oldest) else { break };
-            let vain = self.record(place).filter(|record| record.is_valid && !record.was_found);
+        self.take_all(usize::MAX, |store| {
+            let place = store.excess()?;
+            let vain = store.record(place).filter(|record| record.is_valid && !record.was_found);
             vain.iter().for_each(|record| in_vain(&record.key));
-            excess.extend(self.remove(place));
+            Some(place)
+        })
+    }
+
+    /// The next to go, where more are idle than may be.
+    fn excess(&self) -> Option<Place> {
+        let is_over = self.idle_bytes > self.limit.bytes
+            || self.order.len() + self.dead.len() > self.limit.regions;
+        let oldest = || self.order.first_key_value().map(|(_, &place)| place);
+        is_over.then(|| self.dead.last().copied().or_else(oldest))?
+    }
+
+    /// Takes out one after the other as `next` says, `count` at most, and no more than the list has memory for.
+    fn take_all(
+        &mut self,
+        count: usize,
+        mut next: impl FnMut(&Self) -> Option<Place>,
+    ) -> Vec<Leaving> {
+        let mut taken = Vec::new();
+        while taken.len() < count && taken.try_reserve(1).is_ok() {
+            let Some(leaving) = next(self).and_then(|place| self.remove(place)) else { break };
+            taken.push(leaving);
         }
-        excess
+        taken
+    }
+
+    /// The first that is wanted `from` there on, which goes on behind it.
+    fn next_place(&self, from: &mut usize, is_wanted: &dyn Fn(&Record) -> bool) -> Option<Place> {
+        let rest = self.records.get(*from..)?;
+        let is_wanted = |record: &Option<Record>| record.as_ref().is_some_and(is_wanted);
+        let found = *from + rest.iter().position(is_wanted)?;
+        *from = found + 1;
+        Place::try_from(found).ok()
     }
 
     fn record(&self, place: Place) -> Option<&Record> {
@@ -381,27 +438,6 @@ impl Store {
 
     fn record_mut(&mut self, place: Place) -> Option<&mut Record> {
         self.records.get_mut(place as usize)?.as_mut()
-    }
-
-    fn places(&self, wanted: impl Fn(&Record) -> bool) -> Vec<Place> {
-        let all = (0..).zip(&self.records);
-        let found = all.filter(|(_, record)| record.as_ref().is_some_and(&wanted));
-        found.map(|(place, _)| place).collect()
-    }
-
-    fn touching(&self, range: AddressRange) -> Vec<Place> {
-        let mut found = Vec::new();
-        for (class, starts) in (0..).zip(&self.classes).filter(|(_, starts)| !starts.is_empty()) {
-            let longest = usize::MAX.checked_shr(usize::BITS - 1 - class).unwrap_or(0);
-            let first = range.start().saturating_sub(longest);
-            let near = starts.range((first, 0)..(range.end(), 0)).map(|&(_, place)| place);
-            let touches = |place: &Place| {
-                let bytes = self.record(*place).and_then(|record| record.key.range());
-                bytes.is_some_and(|bytes| bytes.overlaps(&range))
-            };
-            found.extend(near.filter(touches));
-        }
-        found
     }
 
     fn idle_now(&mut self, place: Place) {
@@ -452,6 +488,15 @@ impl Store {
     }
 }
 
+/// Those that may touch `range`, and all that do.
+fn near(classes: &[BTreeSet<(usize, Place)>], range: AddressRange) -> impl Iterator<Item = Place> {
+    (0..).zip(classes).filter(|(_, starts)| !starts.is_empty()).flat_map(move |(class, starts)| {
+        let longest = usize::MAX.checked_shr(usize::BITS - 1 - class).unwrap_or(0);
+        let first = range.start().saturating_sub(longest);
+        starts.range((first, 0)..(range.end(), 0)).map(|&(_, place)| place)
+    })
+}
+
 /// What is pinned for it: whole pages, of the usual size.
 fn footprint(key: &Key) -> usize {
     const PAGE: usize = 4096;
@@ -486,8 +531,8 @@ pub(crate) mod tests {
     }
 
     fn registered(store: &mut Store, key: Key, number: u32) -> HandleFields {
-        let place = store.begin(key, Opening::ANY);
-        assert!(store.land(place, region(number)));
+        let place = store.begin(key, Opening::ANY).unwrap();
+        assert_eq!(store.land(place, region(number)), Ok(()));
         handle(key, number)
     }
 
@@ -526,16 +571,17 @@ pub(crate) mod tests {
         let idle = registered(&mut store, key(1, 0x10000, 8192), 1);
         assert_eq!(store.release(&idle), End::Kept);
         let live = registered(&mut store, key(1, 0x11000, 4096), 2);
-        let under_way = store.begin(key(1, 0x11fff, 1), Opening::ANY);
+        let under_way = store.begin(key(1, 0x11fff, 1), Opening::ANY).unwrap();
         let apart = registered(&mut store, key(1, 0x12000, 4096), 3);
         assert_eq!(change(&mut store, 0x11fff, 1), 3);
         assert_eq!(store.take(&key(1, 0x10000, 8192)), None);
         assert_eq!(store.release(&live), End::Foreign);
-        assert!(!store.land(under_way, region(4)));
+        assert_eq!(store.land(under_way, region(4)), Err(Reason::Changing));
         assert_eq!(store.release(&apart), End::Kept);
-        let dead: Vec<_> = store.take_dead().iter().map(|leaving| leaving.region).collect();
+        let dead: Vec<_> =
+            store.take_dead(usize::MAX).iter().map(|leaving| leaving.region).collect();
         assert_eq!(dead, [idle.region]);
-        assert!(store.take_dead().is_empty() && !store.has_dead());
+        assert!(store.take_dead(usize::MAX).is_empty() && store.dead() == 0);
         let holds = |start| store.holds_valid(AddressRange::new(start, 1).unwrap());
         assert!(!holds(0x11fff) && holds(0x12fff));
     }
@@ -573,9 +619,9 @@ pub(crate) mod tests {
         store.note_fresh(stale.region.address);
         assert_eq!(store.release(&stale), End::Foreign);
         registered(&mut store, bytes, 1);
-        let changed = store.begin(bytes, Opening::ANY);
+        let changed = store.begin(bytes, Opening::ANY).unwrap();
         change(&mut store, 0x10000, 1);
-        assert!(!store.land(changed, region(1)));
+        assert_eq!(store.land(changed, region(1)), Err(Reason::Changing));
         assert!(!store.has(region(1).address));
     }
 
@@ -668,7 +714,7 @@ pub(crate) mod tests {
                 _ => {
                     let range = AddressRange::new(4096 * any(80) + 1, 1 + any(20_000)).unwrap();
                     store.invalidate(range, &mut |_| ());
-                    let _ = store.take_dead();
+                    let _ = store.take_dead(usize::MAX);
                     plain.retain(|_, (key, idle, valid)| {
                         *valid &= !key.range().unwrap().overlaps(&range);
                         *valid || !*idle

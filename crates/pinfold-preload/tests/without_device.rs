@@ -591,6 +591,19 @@ fn a_child_that_exits_leaves_nothing_idle_in_its_parent_s_domain() {
     assert!(out.is_none_or(|out| out == "deallocated\n"));
 }
 
+/// What the library keeps takes memory of its own, which it may not get.
+#[test]
+fn a_program_without_addresses_registers_as_without_the_library() {
+    for addresses in ["0", "1500000"] {
+        for keep_from in ["1", "2"] {
+            let (case, variables) =
+                (["has_no_more_addresses", addresses], [("PINFOLD_KEEP_FROM", keep_from)]);
+            let out = said_with("reusing", &[&library()], &variables, &case);
+            assert!(out.is_none_or(|out| out == "done\n"), "{addresses}, {keep_from}");
+        }
+    }
+}
+
 #[test]
 fn idle_registrations_make_room_for_one_that_is_changed() {
     let Some((output, _)) = run(&["changes_without_room"]) else { return };

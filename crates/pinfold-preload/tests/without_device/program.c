@@ -15,6 +15,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
+#include <malloc.h>
 #include <mqueue.h>
 #include <poll.h>
 #include <pthread.h>
@@ -1578,10 +1579,46 @@ static void generations_leave(void)
 	pthread_exit(NULL);
 }
 
+/* The C library has memory in stock, and no addresses are left but as many as the argument says: pages are registered,
+ * many at once, changed, and registered again, also in a child. */
+static void has_no_more_addresses(void)
+{
+	enum { COUNT = 3000, POOL = 32 << 20, PAGE = 4096 };
+	static struct ibv_mr *all[COUNT];
+	struct rlimit few = { 0, RLIM_INFINITY };
+	char *pages = mmap(NULL, 2 * COUNT * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *pool;
+	pid_t child;
+	int status;
+
+	begin();
+	registered(4);
+	for (int i = 0; i < COUNT; i++)
+		CHECK(!mprotect(pages + 2 * i * PAGE, PAGE, PROT_READ | PROT_WRITE));
+	CHECK(mallopt(M_TRIM_THRESHOLD, 2 * POOL) && mallopt(M_MMAP_THRESHOLD, 2 * POOL) && (pool = malloc(POOL)));
+	free(pool);
+	few.rlim_cur = addresses() + atol(arguments[2]);
+	CHECK(!setrlimit(RLIMIT_AS, &few));
+	CHECK((child = fork()) >= 0);
+	for (int round = 0; round < 4; round++) {
+		for (int i = 0; i < COUNT; i++)
+			CHECK((all[i] = ibv_reg_mr(pd, pages + 2 * i * PAGE, PAGE, 1)));
+		for (int i = 0; i < COUNT; i++)
+			CHECK(!ibv_dereg_mr(all[i]));
+		for (int i = 0; round == 2 && i < COUNT; i++)
+			CHECK(!madvise(pages + 2 * i * PAGE, PAGE, MADV_DONTNEED));
+	}
+	if (!child)
+		exit(0);
+	CHECK(waitpid(child, &status, 0) == child && !status && !ibv_dealloc_pd(pd));
+	puts("done");
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
 } cases[] = {
+	{ "has_no_more_addresses", has_no_more_addresses },
 	{ "in_the_container", in_the_container },
 	{ "sandboxed_in_a_container", sandboxed_in_a_container },
 	{ "kept_in_the_container", kept_in_the_container },
