@@ -261,8 +261,9 @@ pub(crate) unsafe extern "C" fn at_start(
 
 /// The process exits in an orderly way.
 pub(crate) extern "C" fn at_exit() {
-    // Of a child the kernel ends nothing in a device that its parent opened. The program's own filter may forbid to end it.
-    if process::is_child() && !sandbox::is_the_program_s() {
+    // Of a child the kernel ends nothing in a device that its parent opened. The program's own filter may forbid to end it,
+    // and to ask for the process's number.
+    if Process::running().is_some() && !sandbox::is_the_program_s() && process::is_child() {
         empty(Scope::Everything);
     }
     guarded(|| {
