@@ -17,22 +17,18 @@ use pinfold_kernel::mapping::WalledMapping;
 use pinfold_kernel::process::page_bytes;
 use pinfold_kernel::signal::SignalsBlocked;
 use pinfold_kernel::thread::is_lean;
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
-
-thread_local! {
-    /// No destructor and a constant: reading it allocates nothing, on a thread of the program's.
-    static IS_OURS: Cell<bool> = const { Cell::new(false) };
-}
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// Whether the calling thread runs code of this library alone, whose calls of the C library no hook is
 /// to take for the program's.
+///
+/// Uses no variable of threads, not on the program's threads either: the first use after the program has loaded many
+/// libraries with such variables has the C library call the program's allocator, from which the hooked call may come.
 pub(crate) fn is_ours() -> bool {
-    // On a lean thread no variable of threads is used: the first use after a program has loaded many libraries with such
-    // variables has the C library allocate.
-    is_lean() || IS_OURS.get()
+    // A lean thread is ours.
+    is_lean() || StackPlace::all().any(|place| place.holds(stack_pointer()))
 }
 
 /// Runs `ours` on a stack of 256 KiB. `None` if it panicked, or without memory for a stack.
@@ -55,11 +51,9 @@ fn run_and<T, F: FnOnce() -> T>(ours: F, end: impl FnOnce(Box<Stack>)) -> Option
     let _blocked = SignalsBlocked::new();
     let stack = Stack::take()?;
     let mut call = Call { ours: Some(ours), result: None };
-    IS_OURS.set(true);
     // SAFETY: the stack is ours for as long as this function runs, and is mapped; `enter` gets the
     // call that it expects, and does not unwind.
     unsafe { switch(stack.top(), enter::<T, F>, (&raw mut call).cast()) };
-    IS_OURS.set(false);
     end(stack);
     call.result
 }
@@ -69,7 +63,11 @@ fn run_and<T, F: FnOnce() -> T>(ours: F, end: impl FnOnce(Box<Stack>)) -> Option
 static SPARE: AtomicPtr<Stack> = AtomicPtr::new(ptr::null_mut());
 
 /// A stack, with a page below that nothing may touch, and one above.
-struct Stack(WalledMapping);
+struct Stack {
+    /// Emptied before the memory is unmapped.
+    place: &'static StackPlace,
+    memory: WalledMapping,
+}
 
 impl Stack {
     /// With the pages at its ends.
@@ -99,13 +97,108 @@ impl Stack {
     }
 
     fn new() -> Option<Self> {
-        WalledMapping::new(Self::BYTES - 2 * page_bytes()).ok().map(Self)
+        let memory = WalledMapping::new(Self::BYTES - 2 * page_bytes()).ok()?;
+        Some(Self { place: StackPlace::of(memory.start().addr().get()), memory })
     }
 
     /// Its end, from which it grows down; aligned to a page.
     fn top(&self) -> *mut libc::c_void {
-        self.0.start().as_ptr().wrapping_add(self.0.bytes()).cast()
+        self.memory.start().as_ptr().wrapping_add(self.memory.bytes()).cast()
     }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        self.place.empty();
+    }
+}
+
+/// Where a stack is mapped, by which a thread that runs on it is told from all others.
+///
+/// The places are a list that grows to the largest number of stacks that there were at the same time, and stays: another
+/// thread may be reading it. A forked child has all of its parent's stacks, and no thread of its own where they are.
+struct StackPlace {
+    /// Its lowest address, 0 where no stack is.
+    start: AtomicUsize,
+    next: Option<&'static Self>,
+}
+
+/// The first place of the list; null before the first stack.
+static PLACES: AtomicPtr<StackPlace> = AtomicPtr::new(ptr::null_mut());
+
+impl StackPlace {
+    /// An empty place, or a new one, for a stack that begins at `start`.
+    fn of(start: usize) -> &'static Self {
+        // Relaxed, here and in `empty` and `holds`: the number stands for itself. A thread on a stack has written its place
+        // or was given it with the stack. For any other, what a stale number covers is unmapped; its own stack can be
+        // mapped there only behind the unmapping, which follows `empty`, and the kernel's lock of all mappings orders them.
+        let take = |place: &&Self| {
+            place.start.compare_exchange(0, start, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        Self::all().find(take).unwrap_or_else(|| Self::add(start))
+    }
+
+    fn add(start: usize) -> &'static Self {
+        let fresh = Box::leak(Box::new(Self { start: AtomicUsize::new(start), next: None }));
+        // Acquire, here and where it fails: as in `all`.
+        let mut first = PLACES.load(Ordering::Acquire);
+        loop {
+            // SAFETY: null, or from a leaked box.
+            fresh.next = unsafe { first.as_ref() };
+            // Release: pairs with `all`, which reads `next`.
+            let (success, failure) = (Ordering::Release, Ordering::Acquire);
+            match PLACES.compare_exchange(first, fresh, success, failure) {
+                Ok(_) => return fresh,
+                Err(now) => first = now,
+            }
+        }
+    }
+
+    fn all() -> impl Iterator<Item = &'static Self> {
+        // Acquire: pairs with `add`.
+        // SAFETY: null, or from a leaked box that is not changed any more but for its atomic number.
+        let first = unsafe { PLACES.load(Ordering::Acquire).as_ref() };
+        std::iter::successors(first, |place| place.next)
+    }
+
+    fn holds(&self, address: usize) -> bool {
+        let start = self.start.load(Ordering::Relaxed);
+        start != 0 && address.wrapping_sub(start) < Stack::BYTES - 2 * page_bytes()
+    }
+
+    fn empty(&self) {
+        self.start.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The register, because a sanitizer may keep a function's variables elsewhere.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn stack_pointer() -> usize {
+    let here;
+    // SAFETY: reads a register.
+    unsafe {
+        core::arch::asm!("mov {}, rsp", out(reg) here, options(nomem, nostack, preserves_flags));
+    }
+    here
+}
+
+/// As on x86-64.
+#[cfg(target_arch = "aarch64")]
+#[inline]
+fn stack_pointer() -> usize {
+    let here;
+    // SAFETY: as on x86-64.
+    unsafe {
+        core::arch::asm!("mov {}, sp", out(reg) here, options(nomem, nostack, preserves_flags));
+    }
+    here
+}
+
+/// Nothing runs on a stack of ours: `switch` stays on the caller's.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const fn stack_pointer() -> usize {
+    0
 }
 
 struct Call<T, F> {
@@ -197,6 +290,8 @@ unsafe fn switch(_: *mut libc::c_void, entry: Entry, call: *mut libc::c_void) {
 mod tests {
     use super::*;
     use std::hint::black_box;
+    use std::sync::Barrier;
+    use std::thread;
 
     #[test]
     fn what_runs_is_elsewhere_and_comes_back_with_its_result() {
@@ -210,6 +305,34 @@ mod tests {
         assert!(run(is_ours) == Some(true) && !is_ours());
         assert_eq!(result, [1, 2, 3]);
         assert!(apart > 65536, "{apart}");
+    }
+
+    #[test]
+    fn a_thread_is_on_a_stack_of_ours_while_it_runs_there_and_no_other_is() {
+        let both = Barrier::new(2);
+        let others = || {
+            both.wait();
+            let are_ours = (is_ours(), run(|| run(is_ours)));
+            both.wait();
+            are_ours
+        };
+        thread::scope(|scope| {
+            let other = scope.spawn(others);
+            let wait_twice = || _ = (both.wait(), both.wait());
+            assert_eq!(run(|| (is_ours(), wait_twice(), is_ours())), Some((true, (), true)));
+            assert_eq!(other.join().unwrap(), (false, Some(Some(true))));
+        });
+        assert!(!is_ours());
+    }
+
+    #[test]
+    fn a_place_holds_its_stack_until_that_is_unmapped() {
+        let stack = Stack::new().unwrap();
+        let (place, top) = (stack.place, stack.top().addr());
+        let start = stack.memory.start().addr().get();
+        let bounds = [start - 1, start, top - 1, top].map(|address| place.holds(address));
+        assert_eq!(bounds, [false, true, true, false]);
+        assert!(StackPlace::all().any(|of_list| ptr::eq(of_list, place)));
     }
 
     /// Page faults of the calling thread so far that needed no disk.
@@ -245,7 +368,7 @@ mod tests {
     fn a_small_stack_is_enough_for_what_needs_more() {
         let body =
             || run(|| black_box([7_u8; 100 << 10]).iter().map(|&it| u64::from(it)).sum::<u64>());
-        let thread = std::thread::Builder::new().stack_size(16 << 10).spawn(body).unwrap();
+        let thread = thread::Builder::new().stack_size(16 << 10).spawn(body).unwrap();
         assert_eq!(thread.join().unwrap(), Some(7 * (100 << 10)));
     }
 }

@@ -391,6 +391,17 @@ fn mappings_are_moved_as_without_the_library() {
     }
 }
 
+/// The allocator's lock is taken: whatever the hook asks it for would wait for that.
+#[test]
+fn an_allocator_may_move_pages_under_its_lock() {
+    let Some(programs) = programs() else { return };
+    for way in ["fixed", "grows"] {
+        let case = ["moves_in_its_allocator", programs.to_str().unwrap(), way];
+        let out = said_by("counting", &[&library()], "on", &case);
+        assert_eq!(out.as_deref(), Some("done\n"), "{way}");
+    }
+}
+
 /// Whatever way the program takes its own rights away by.
 #[test]
 fn memory_that_the_program_may_not_use_is_not_found() {

@@ -36,8 +36,6 @@ pub(super) unsafe fn mremap(arguments: [usize; 5]) -> Answer {
         return call();
     }
     let answer = call();
-    // Asked no sooner: it is a variable of threads, for which the C library may call the program's allocator, from which this
-    // call may come.
     let may_help = answer.is(libc::EFAULT) && !is_ours();
     if may_help && aside::step_aside(range, When::Refused) { call() } else { answer }
 }

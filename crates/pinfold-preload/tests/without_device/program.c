@@ -321,6 +321,24 @@ static void await_look(void)
 	}
 }
 
+/* What its allocator does under its lock, while it is asked to: it moves pages from one place to another, which is one
+ * mapping or, where `moved_bytes` is more than that, two of which one is watched. */
+static char *moved_from, *moved_to;
+static size_t moved_bytes, grown_bytes;
+static int move_flags;
+
+static void move_pages(void)
+{
+	static pthread_mutex_t lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
+
+	if (!__atomic_load_n(&moved_from, __ATOMIC_ACQUIRE))
+		return;
+	CHECK(!pthread_mutex_lock(&lock));
+	CHECK(mremap(moved_from, moved_bytes, grown_bytes, move_flags, moved_to) != MAP_FAILED);
+	__atomic_store_n(&moved_from, NULL, __ATOMIC_RELAXED);
+	CHECK(!pthread_mutex_unlock(&lock));
+}
+
 /* Reports each of what its allocator is asked for by a thread that is not its own. */
 static long asked_by_others;
 static int is_counting;
@@ -338,30 +356,30 @@ static void count_others(void)
 void *malloc(size_t bytes)
 {
 	count_others();
+	move_pages();
 	return __libc_malloc(bytes);
 }
 
 void *realloc(void *block, size_t bytes)
 {
 	count_others();
+	move_pages();
 	return __libc_realloc(block, bytes);
 }
 
 void *calloc(size_t count, size_t bytes)
 {
 	count_others();
+	move_pages();
 	return __libc_calloc(count, bytes);
 }
 #endif
 
-/* Loads many libraries with variables of threads: the arguments' directory has them. */
-static void loads_many(void)
+/* Libraries with variables of threads: the arguments' directory has them. */
+static void load_many(void)
 {
 	char path[4096];
 
-	begin();
-	registered(4);
-	begin_discards();
 	for (int i = 0; i < 64; i++) {
 		int (*count)(void);
 		void *handle;
@@ -370,6 +388,14 @@ static void loads_many(void)
 		CHECK((handle = dlopen(path, RTLD_NOW)));
 		CHECK((count = (int (*)(void))dlsym(handle, "count_up")) && count() == 1);
 	}
+}
+
+static void loads_many(void)
+{
+	begin();
+	registered(4);
+	begin_discards();
+	load_many();
 	__atomic_store_n(&is_counting, 1, __ATOMIC_RELAXED);
 	for (int i = 0; i < 20; i++) {
 		CHECK(!munmap(memory, BYTES));
@@ -380,6 +406,47 @@ static void loads_many(void)
 	}
 	printf("asked by others %ld\n", asked_by_others);
 	count_others();
+	move_pages();
+}
+
+static sem_t may_allocate;
+
+static void *allocates_when_told(void *unused)
+{
+	void *volatile block;
+
+	(void)unused;
+	CHECK(!sem_wait(&may_allocate));
+	block = malloc(10);
+	free(block);
+	return NULL;
+}
+
+/* Its allocator moves pages, on a thread that is older than many libraries with variables of threads: the first use of one
+ * has the C library ask the same allocator. The kernel may move several mappings by such a call, or refuses them at first. */
+static void moves_in_its_allocator(void)
+{
+	enum { ALL = PROT_READ | PROT_WRITE };
+	const int is_fixed = !strcmp(arguments[3], "fixed");
+	char *from = mmap(NULL, 3 * BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	pthread_t thread;
+
+	begin();
+	CHECK(from != MAP_FAILED && !sem_init(&may_allocate, 0, 0));
+	CHECK(!pthread_create(&thread, NULL, allocates_when_told, NULL));
+	memory = from;
+	CHECK(!mprotect(memory, BYTES, ALL));
+	registered(4);
+	/* Beside what is watched: a mapping of its own until the watch ends. */
+	CHECK(!mprotect(from + BYTES, BYTES, ALL));
+	load_many();
+	moved_to = is_fixed ? map() : NULL;
+	moved_bytes = is_fixed ? BYTES : 2 * BYTES;
+	grown_bytes = is_fixed ? BYTES : 4 * BYTES;
+	move_flags = MREMAP_MAYMOVE | (is_fixed ? MREMAP_FIXED : 0);
+	__atomic_store_n(&moved_from, from, __ATOMIC_RELEASE);
+	CHECK(!sem_post(&may_allocate) && !pthread_join(thread, NULL) && !moved_from);
+	puts("done");
 }
 
 /* Loads a library whose constructor registers on another thread: nothing is registered before. */
@@ -1630,6 +1697,7 @@ static const struct {
 	{ "exits_elsewhere", exits_elsewhere },
 	{ "exits_in_a_handler", exits_in_a_handler },
 	{ "loads_many", loads_many },
+	{ "moves_in_its_allocator", moves_in_its_allocator },
 	{ "loads_a_plugin", loads_a_plugin },
 	{ "awaits_a_message", awaits_a_message },
 	{ "holds_until_the_end", holds_until_the_end },
