@@ -435,6 +435,19 @@ impl Best {
     pub(crate) const fn may_watch(&self, _: AddressRange) -> bool {
         false
     }
+
+    #[allow(clippy::unused_self)] // as the part expects it
+    pub(crate) const fn pause_watches(&self) -> WatchPause {
+        WatchPause
+    }
+}
+
+/// No model steps aside.
+pub(crate) struct WatchPause;
+
+impl WatchPause {
+    #[allow(clippy::unused_self)] // as the part expects it
+    pub(crate) const fn unwatch(&self, _: AddressRange) {}
 }
 
 // SAFETY: `change` and `discard` append before they return, a discard is pending from before its

@@ -416,12 +416,15 @@ impl Keeper {
         }
     }
 
-    /// The program wants `range` for a userfaultfd of its own, or moves it; if `is_noted` only where the monitor has noted a
-    /// watch.
-    pub(crate) fn step_aside(&self, range: AddressRange, is_noted: bool) {
+    /// The program wants `range` for a userfaultfd of its own, or moves it: runs `call` while nothing there is watched, nor
+    /// becomes so by another thread's registration of the same mapping. If `is_noted`, a watch ends only where the monitor
+    /// has noted one.
+    pub(crate) fn step_aside(&self, range: AddressRange, is_noted: bool, call: &mut dyn FnMut()) {
+        let pause = self.monitor.pause_watches();
         if !is_noted || self.monitor.may_watch(range) {
-            self.monitor.unwatch(range);
+            pause.unwatch(range);
         }
+        call();
     }
 
     /// The books with everything applied that has happened. `None` if they cannot be believed.

@@ -405,10 +405,10 @@ fn step_aside_when_asked() {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     {
         use crate::hooks::When;
-        static STEP_ASIDE: crate::hooks::StepAside = |range, when| {
+        static STEP_ASIDE: crate::hooks::StepAside = |range, when, call| {
             let _not_cancelled = NotCancelled::new();
             if let Some(keeper) = Process::running().and_then(Process::keeper) {
-                apart::run(|| keeper.step_aside(range, when == When::Ahead));
+                apart::run(|| keeper.step_aside(range, when == When::Ahead, call));
             }
         };
         crate::hooks::step_aside_by(&STEP_ASIDE);

@@ -60,7 +60,7 @@ mod userfaultfd;
 mod watched_page;
 mod with_feed;
 
-pub use best::{Best, Choice, MonitorRefused, best, best_without_loading};
+pub use best::{Best, Choice, MonitorRefused, WatchPause, best, best_without_loading};
 pub use ebpf::{Ebpf, EbpfError};
 pub use event_count::EventCount;
 pub use feed::{Changing, Feed};

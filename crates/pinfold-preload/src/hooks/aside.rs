@@ -22,7 +22,8 @@ pub(crate) enum When {
     Ahead,
 }
 
-pub(crate) type StepAside = fn(AddressRange, When);
+/// Runs what it is given last while nothing in the range is watched; not at all where there is no monitor, or no memory.
+pub(crate) type StepAside = fn(AddressRange, When, &mut dyn FnMut());
 
 static STEP_ASIDE: FirstMade<StepAside> = FirstMade::new();
 
@@ -58,11 +59,22 @@ pub(super) fn is_anything_kept() -> bool {
 
 /// Has the monitor release `range`; false if there is nothing that would. Leaves the error number as it was.
 pub(super) fn step_aside(range: AddressRange, when: When) -> bool {
-    let asked = STEP_ASIDE.get().filter(|_| is_anything_kept());
+    step_aside_for(range, when, || ()).is_some()
+}
+
+/// Has the monitor release `range` and makes `call`, before another thread's registration has it watched again; `None`,
+/// and no call, if there is nothing that would. Leaves the error number as it was.
+pub(super) fn step_aside_for<T>(
+    range: AddressRange,
+    when: When,
+    call: impl Fn() -> T,
+) -> Option<T> {
+    let step_aside = STEP_ASIDE.get().filter(|_| is_anything_kept())?;
     let errno = last_errno();
-    asked.iter().for_each(|step_aside| step_aside(range, when));
+    let mut answer = None;
+    step_aside(range, when, &mut || answer = Some(call()));
     set_errno(errno);
-    asked.is_some()
+    answer
 }
 
 #[cfg(test)]

@@ -3,7 +3,10 @@
 //! The kernel refuses (`EFAULT`) to move a range that is more than one mapping, until Linux 6.17 always, since then where
 //! a userfaultfd watches one of them. So our watch ends: after the refusal, because the mappings become one then, unless
 //! a part was first used beside a watched one; or before the call where the kernel moves several, because it moves those
-//! before the watched one and refuses then. What was registered in the range is told to change in any case.
+//! before the watched one and refuses then. No thread has the range watched again before the program's call has returned.
+//! What was registered in the range is told to change in any case.
+//!
+//! The program's allocator may make this call with its lock held: nothing here asks it for memory ([`is_ours`]).
 //!
 //! # Safety
 //!
@@ -29,15 +32,17 @@ pub(super) unsafe fn mremap(arguments: [usize; 5]) -> Answer {
     // SAFETY: the caller's promise.
     let call = || unsafe { system_call(libc::SYS_mremap, arguments) };
     let Some(range) = moved(arguments) else { return call() };
-    if is_of_several(arguments) {
-        if !is_ours() {
-            aside::step_aside(range, When::Ahead);
-        }
+    if is_ours() {
         return call();
     }
+    // Once: as the call is made, no other thread has the range watched again.
+    let call_aside = |when| aside::step_aside_for(range, when, call);
+    if is_of_several(arguments) {
+        return call_aside(When::Ahead).unwrap_or_else(call);
+    }
     let answer = call();
-    let may_help = answer.is(libc::EFAULT) && !is_ours();
-    if may_help && aside::step_aside(range, When::Refused) { call() } else { answer }
+    let is_refused = answer.is(libc::EFAULT);
+    is_refused.then(|| call_aside(When::Refused)).flatten().unwrap_or(answer)
 }
 
 /// What leaves its place, if something may be watched there.

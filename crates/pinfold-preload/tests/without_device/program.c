@@ -22,6 +22,7 @@
 #include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -1033,6 +1034,58 @@ static void moves(int is_joined, int is_second, int grows, int cut, int is_numbe
 	registered(2);
 }
 
+/* Registers other bytes of the mapping whenever it is asked to. */
+static atomic_long rounds_begun, rounds_ended;
+static char *const moved_piece = (char *)0x200000000000, *const moved_there = (char *)0x210000000000;
+
+static void *registers_beside(void *unused)
+{
+	long seen = 0;
+
+	(void)unused;
+	while (seen >= 0) {
+		const long begun = rounds_begun;
+
+		if (begun == seen)
+			continue;
+		seen = begun;
+		for (int i = 0; seen > 0 && i < 4; i++)
+			registered_with(moved_piece + 8 * BYTES + 4096 * i, 4096, 1, 1);
+		rounds_ended = seen;
+	}
+	return NULL;
+}
+
+/* Moves two mappings, of which the second goes on behind what is moved, while another thread registers there: all is moved,
+ * at whatever moment. */
+static void moves_beside_registrations(void)
+{
+	enum { ALL = PROT_READ | PROT_WRITE, PLACED = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED };
+	const size_t piece = 4 * BYTES;
+	unsigned seed = 1;
+	pthread_t thread;
+	int failed = 0;
+
+	begin();
+	CHECK(!pthread_create(&thread, NULL, registers_beside, NULL));
+	for (int i = 0; i < atoi(arguments[2]); i++) {
+		CHECK(mmap(moved_piece, 3 * piece, ALL, PLACED, -1, 0) == moved_piece);
+		/* Two mappings, also where nothing is watched. */
+		CHECK(!madvise(moved_piece, piece, MADV_NOHUGEPAGE));
+		memset(moved_piece, 1, 3 * piece);
+		rounds_begun++;
+		for (volatile int pause = rand_r(&seed) % 20000; pause > 0; pause--)
+			;
+		failed += mremap(moved_piece, 2 * piece, 2 * piece, MREMAP_MAYMOVE | MREMAP_FIXED, moved_there)
+			== MAP_FAILED;
+		while (rounds_ended != rounds_begun)
+			;
+	}
+	rounds_begun = -1;
+	CHECK(!pthread_join(thread, NULL));
+	printf("%s\n", failed ? "some failed" : "all moved");
+}
+
 static void moves_mappings(void)
 {
 	int which = atoi(arguments[2]);
@@ -1698,6 +1751,7 @@ static const struct {
 	{ "exits_in_a_handler", exits_in_a_handler },
 	{ "loads_many", loads_many },
 	{ "moves_in_its_allocator", moves_in_its_allocator },
+	{ "moves_beside_registrations", moves_beside_registrations },
 	{ "loads_a_plugin", loads_a_plugin },
 	{ "awaits_a_message", awaits_a_message },
 	{ "holds_until_the_end", holds_until_the_end },

@@ -33,7 +33,7 @@ use std::error::Error;
 use std::io;
 use std::os::fd::RawFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, RwLockWriteGuard};
 
 /// Which monitor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -172,11 +172,26 @@ impl Best {
     /// the monitor's thread. A discard that is under way as the watch ends goes unseen by a foreign userfaultfd that has the
     /// pages at once, not by another monitor of this library (`docs/src/monitors.md`).
     pub fn unwatch(&self, range: AddressRange) {
+        self.unwatch_by(Userfaultfd::unwatch_range, range);
+    }
+
+    /// Until the answer is dropped, no call of [`watch`](Monitor::watch) or [`unwatch`](Self::unwatch), on any thread, has
+    /// the kernel watch anything: for a system call that a watch would have the kernel refuse. Those calls wait, so the
+    /// thread that holds the answer makes none. Waits for those that have begun: some 20 ms at most.
+    pub fn pause_watches(&self) -> WatchPause<'_> {
+        let paused = match &self.active {
+            Active::Userfaultfd(monitor) => monitor.monitor().pause(),
+            Active::Ebpf(_) | Active::NoMonitor(_) => None,
+        };
+        WatchPause { monitor: self, _paused: paused }
+    }
+
+    fn unwatch_by(&self, end: fn(&Userfaultfd, AddressRange), range: AddressRange) {
         if let Active::Userfaultfd(monitor) = &self.active {
             // Whole pages, because the watch of whole pages ends.
             let range = range.page_aligned(page_bytes());
             let changing = monitor.feed().begin(range);
-            monitor.monitor().unwatch_range(range);
+            end(monitor.monitor(), range);
             // A registration that began after the entry above was read, and was watched before the watch ended,
             // learns only from this entry that it is watched no longer: it asks whether a change is under
             // way after it was watched, and by then this one may be over.
@@ -252,6 +267,21 @@ fn no_monitor() -> Result<Active, StartError> {
 
 fn fed<M: Combinable>(monitor: M) -> WithFeed<M> {
     WithFeed::new(monitor, Feed::of_process())
+}
+
+/// No mapping becomes watched until this is dropped; see [`Best::pause_watches`].
+#[derive(Debug)]
+pub struct WatchPause<'m> {
+    monitor: &'m Best,
+    /// `None` where no monitor watches mappings of this process.
+    _paused: Option<RwLockWriteGuard<'m, ()>>,
+}
+
+impl WatchPause<'_> {
+    /// As [`Best::unwatch`]: `range` is unwatched until the pause is over.
+    pub fn unwatch(&self, range: AddressRange) {
+        self.monitor.unwatch_by(Userfaultfd::unwatch_paused, range);
+    }
 }
 
 // SAFETY: every call goes to the one monitor that is active, whose promise it is.

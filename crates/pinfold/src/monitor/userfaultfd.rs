@@ -68,7 +68,7 @@ use pinfold_kernel::{
 };
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Watches private anonymous memory, without privileges.
 ///
@@ -91,10 +91,14 @@ pub struct Userfaultfd {
     /// Whether anything was ever watched but pages of our own. Set before the kernel is asked to.
     has_watched: AtomicBool,
     price: ChangePrice,
-    /// Ranges whose watch is being ended by [`unwatch_range`](Self::unwatch_range).
+    /// Ranges whose watch is being ended by [`unwatch_paused`](Self::unwatch_paused).
     unwatching: PendingChanges<4>,
-    /// Guards the place for a range that the reader is to log: until it has. Taken with no other lock held.
+    /// Guards the place for a range that the reader is to log: until it has. Taken with no other lock held but
+    /// `watching`.
     naming: Mutex<()>,
+    /// Shared by calls that have mappings watched; held alone while none may ([`pause`](Self::pause)). Taken before all
+    /// other locks.
+    watching: RwLock<()>,
 }
 
 /// One short line: its log alone has thousands of entries.
@@ -166,6 +170,7 @@ impl Userfaultfd {
             price,
             unwatching,
             naming,
+            watching: RwLock::new(()),
         };
         self_test::of_the_events(&monitor, || monitor.watched_page())?;
         // The test's: no other memory was watched, and the addresses of its pages will be those of other memory.
@@ -408,6 +413,27 @@ impl Userfaultfd {
         self.maps.overlapping(range)
     }
 
+    /// Held by a call that has mappings watched, for a moment at least.
+    fn share_watching(&self) -> RwLockReadGuard<'_, ()> {
+        self.watching.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Until it is dropped no call has a mapping watched. Waits for those that do. `None` where none is: in a forked child,
+    /// which may have the lock of a thread of its parent, and where the monitor is lost.
+    pub(super) fn pause(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        let lock = || self.watching.write().unwrap_or_else(PoisonError::into_inner);
+        self.usable().is_ok().then(lock)
+    }
+
+    /// As [`unwatch_paused`](Self::unwatch_paused), while other threads have mappings watched, as this does for a moment: see
+    /// [`unwatch`](Self::unwatch).
+    pub(super) fn unwatch_range(&self, range: AddressRange) {
+        if self.usable().is_ok() {
+            let _shared = self.share_watching();
+            self.unwatch_paused(range);
+        }
+    }
+
     /// Ends the watch of the pages of `range`, so that their changes cost nothing and another
     /// userfaultfd may have them. Nothing is lost where nothing is watched.
     ///
@@ -415,7 +441,9 @@ impl Userfaultfd {
     /// follows this monitor learns so from its log, which says that the pages change: before their watch
     /// ends, for what is registered; by [`change_pending`](Monitor::change_pending) meanwhile; and once more when it has
     /// ended, for what was watched before that and is being registered still.
-    pub(super) fn unwatch_range(&self, range: AddressRange) {
+    ///
+    /// Behind a [`pause`](Self::pause) or [`share_watching`](Self::share_watching).
+    pub(super) fn unwatch_paused(&self, range: AddressRange) {
         let range = range.page_aligned(page_bytes());
         if self.usable().is_err() || !self.uffd.is_ours() {
             return;
@@ -753,7 +781,11 @@ unsafe impl Monitor for Userfaultfd {
         if !self.uffd.is_ours() {
             return Watch::Uncovered(Uncovered::Lost(self.lose(Errno(libc::EBADF))));
         }
-        if let Err(why) = self.watch_mappings(range) {
+        let mappings_watched = {
+            let _shared = self.share_watching();
+            self.watch_mappings(range)
+        };
+        if let Err(why) = mappings_watched {
             return Watch::Uncovered(why);
         }
         self.price.note_watch(|| self.watched_page());
@@ -1049,6 +1081,23 @@ mod tests {
         room.discard(room.pages(0, 1));
         monitor.check().unwrap();
         (room, busy)
+    }
+
+    #[test]
+    fn no_memory_becomes_watched_during_a_pause() {
+        let monitor = Userfaultfd::new().unwrap();
+        let room = Room::new();
+        let has_watched = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let pause = monitor.pause();
+            scope.spawn(|| {
+                assert_eq!(monitor.watch(room.pages(0, PAGES)), Watch::Covered);
+                has_watched.store(true, Ordering::Relaxed);
+            });
+            thread::sleep(Duration::from_millis(20));
+            assert!(pause.is_some() && !has_watched.load(Ordering::Relaxed));
+        });
+        assert!(has_watched.load(Ordering::Relaxed), "the pause is over");
     }
 
     /// The kernel announced it to the first monitor only.
