@@ -319,8 +319,10 @@ pub fn threads_of_process() -> Option<usize> {
     usize::try_from(links).ok()?.checked_sub(2)
 }
 
+/// The calling thread, as the C library names it; never 0. No system call, and no variable of threads. The thread that
+/// forks has the same name in the child.
 #[allow(clippy::cast_possible_truncation)] // an address, whatever type the C library gives it
-fn own_name() -> usize {
+pub fn own_name() -> usize {
     // SAFETY: no argument; the C library reads a register.
     unsafe { libc::pthread_self() as usize }
 }

@@ -16,6 +16,12 @@
 //! whether there is [room](secure_room) for all that it takes in small blocks, and keeps it only if there is. What grows with
 //! the number of registrations is asked for by `try_reserve`, which returns.
 //!
+//! # Signals
+//!
+//! A handler of the program may interrupt a thread that has the lock, and call this library again there: at the latest by
+//! `exit`, whose functions do. The lock names its thread, so such a call is told from one that may wait: what it asks
+//! for is the system allocator's, and what it releases stays unused.
+//!
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to be the global allocator. A block is in one list or in use, the lists are
@@ -33,8 +39,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// The allocator. Unit tests are the standard library's, so that sanitizers and Miri know what they allocate.
-#[cfg(not(test))]
-#[global_allocator]
+#[cfg_attr(not(test), global_allocator)]
 static HEAP: Heap = Heap::new();
 
 /// The smallest block.
@@ -68,8 +73,8 @@ pub(crate) const fn secure_room() -> bool {
 
 /// See the module.
 struct Heap {
-    /// In a page that forked children find wiped: the lock, whether the lists are whole, and whether there is room. Null until
-    /// it is needed.
+    /// In a page that forked children find wiped: the lock, which is the name of the thread that has it, whether the lists
+    /// are whole, and whether there is room. Null until it is needed.
     words: AtomicPtr<[AtomicU64; 4]>,
     lists: UnsafeCell<Lists>,
     /// Where each chunk begins, in the order in which they were mapped.
@@ -124,6 +129,16 @@ unsafe fn unmap_whole(block: *mut u8, layout: Layout) {
     }
 }
 
+/// The calling thread in the lock.
+fn own_word() -> u64 {
+    thread::own_name() as u64
+}
+
+/// Whether the calling thread was interrupted where it had the lock, and this call is of what interrupted it.
+pub(crate) fn is_interrupted() -> bool {
+    HEAP.is_interrupted()
+}
+
 /// A block, and whether it is known to be all zeros.
 struct Block {
     start: *mut u8,
@@ -173,13 +188,27 @@ impl Heap {
         unsafe { had.map_or_else(|winner| winner, |_| fresh).as_ref() }
     }
 
-    /// Runs `use_lists` with the lists; `None` if there can be none.
+    /// Whether the calling thread was interrupted while it had the lists.
+    fn is_interrupted(&self) -> bool {
+        // Acquire: as in `words`.
+        // SAFETY: null, or a page that stays.
+        let words = unsafe { self.words.load(Ordering::Acquire).as_ref() };
+        // Relaxed: a thread sees what it has stored itself, and no other stores its name.
+        words.is_some_and(|[lock, ..]| lock.load(Ordering::Relaxed) == own_word())
+    }
+
+    /// Runs `use_lists` with the lists; `None` if there can be none, or if the thread was interrupted while it had them.
     fn with_lists<T>(&self, use_lists: impl FnOnce(&mut Lists) -> T) -> Option<T> {
         let [lock, are_whole, have_room, _] = self.words()?;
+        let own = own_word();
+        // Relaxed: as in `is_interrupted`.
+        if lock.load(Ordering::Relaxed) == own {
+            return None;
+        }
         // It is held for some ten instructions, or for a system call that maps memory. Sleeping lets a thread of
         // lower priority go on that holds it. Acquire: what the last holder did to the lists.
         let mut tries = 0_u32;
-        while lock.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        while lock.compare_exchange_weak(0, own, Ordering::Acquire, Ordering::Relaxed).is_err() {
             tries = tries.saturating_add(1);
             if tries < 64 { spin_loop() } else { thread::sleep(Duration::from_micros(50)) }
         }
@@ -433,6 +462,28 @@ mod tests {
         (1..2 * CHUNK / LARGEST).for_each(|_| assert!(FULL.secure_room() && cut()));
         assert!(FULL.secure_room() && cut());
         assert!(!FULL.secure_room() && !cut());
+    }
+
+    /// What a handler would do that leaves by `exit`.
+    #[test]
+    fn a_thread_that_was_interrupted_with_the_lock_does_not_wait_for_itself() {
+        static INTERRUPTED: Heap = Heap::new();
+        let small = layout(40, 8);
+        // SAFETY: the blocks are this test's, and given back once.
+        unsafe {
+            let had = INTERRUPTED.alloc(small);
+            assert!(!INTERRUPTED.is_interrupted());
+            let interrupted = INTERRUPTED.with_lists(|_| {
+                let fresh = INTERRUPTED.alloc(small);
+                assert!(!fresh.is_null() && !INTERRUPTED.is_ours(fresh));
+                INTERRUPTED.dealloc(fresh, small);
+                INTERRUPTED.dealloc(had, small);
+                let other = scope(|scope| scope.spawn(|| INTERRUPTED.is_interrupted()).join());
+                (INTERRUPTED.is_interrupted(), other.unwrap())
+            });
+            assert_eq!(interrupted, Some((true, false)));
+            assert_ne!(INTERRUPTED.alloc(small), had, "it stays unused");
+        }
     }
 
     /// The lock is held and the lists are anything at the moment of a fork: the child finds neither.

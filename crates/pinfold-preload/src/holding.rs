@@ -1,9 +1,10 @@
-//! Whether the calling thread is where a call on the same thread would wait for it: it has the keeper's books, or
-//! deregisters.
+//! Whether the calling thread is where a call on the same thread would wait for it: it has the keeper's books, or the
+//! lock of this library's memory, or deregisters.
 //!
 //! A handler of the program may interrupt it there and never return, by `exit`, whose functions call this library
 //! again. Such a call finds no books, and the kernel ends what is registered with the process.
 
+use crate::heap;
 use pinfold_kernel::thread::is_lean;
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -21,7 +22,7 @@ pub(crate) struct Holding(PhantomData<*const ()>);
 impl Holding {
     /// `None` if it is there already.
     pub(crate) fn begin() -> Option<Self> {
-        let begins = is_lean() || !HOLDS.replace(true);
+        let begins = is_lean() || !(heap::is_interrupted() || HOLDS.replace(true));
         // Not made in vain: its end would be that of the other one.
         begins.then(|| Self(PhantomData))
     }
@@ -37,7 +38,7 @@ impl Drop for Holding {
 
 /// Whether the calling thread was interrupted there, and this call is of what interrupted it.
 pub(crate) fn is_interrupted() -> bool {
-    !is_lean() && HOLDS.get()
+    !is_lean() && (heap::is_interrupted() || HOLDS.get())
 }
 
 #[cfg(test)]

@@ -1483,18 +1483,32 @@ static void registers_until_a_signal(int number)
 		registered(1000);
 }
 
-/* Processes that a handler ends by `exit`, and that give back at their exit what they have: each ends. */
-static void exits_in_a_handler(void)
+/* The same where one registration may be idle: each call ends another one. Without a function of its own at the exit, which
+ * would find the locks of the C library and of libibverbs taken. */
+static void evicts_until_a_signal(int number)
 {
-	for (int i = 0; i < 40; i++) {
-		const struct timespec pause = { .tv_nsec = 5000000 };
+	unsigned seed = number;
+	struct itimerval timer = { .it_value = { .tv_usec = 500 + rand_r(&seed) % 1500 } };
+
+	begin();
+	registered(3);
+	CHECK(signal(SIGALRM, leaves_by_exit) != SIG_ERR && !setitimer(ITIMER_REAL, &timer, NULL));
+	for (int i = 0;; i = (i + 4096) % BYTES)
+		registered_with(memory + i, 4096, 1, 1);
+}
+
+/* Processes that a handler ends by `exit`: each ends. */
+static void all_exit(void (*until_a_signal)(int), int processes)
+{
+	for (int i = 0; i < processes; i++) {
+		const struct timespec pause = { .tv_nsec = 1000000 };
 		pid_t child = fork(), ended = 0;
 		int status;
 
 		CHECK(child >= 0);
 		if (!child)
-			registers_until_a_signal(i);
-		for (int j = 0; j < 2000 && !ended; j++) {
+			until_a_signal(i);
+		for (int j = 0; j < 10000 && !ended; j++) {
 			CHECK(!nanosleep(&pause, NULL) && (ended = waitpid(child, &status, WNOHANG)) >= 0);
 		}
 		if (!ended)
@@ -1502,6 +1516,17 @@ static void exits_in_a_handler(void)
 		CHECK(ended && WIFEXITED(status) && WEXITSTATUS(status) == 3);
 	}
 	puts("done");
+}
+
+/* They give back at their exit what they have. */
+static void exits_in_a_handler(void)
+{
+	all_exit(registers_until_a_signal, 40);
+}
+
+static void exits_while_it_evicts(void)
+{
+	all_exit(evicts_until_a_signal, atoi(arguments[2]));
 }
 
 /* Has a userfaultfd of the program's own watch `length` bytes from `start` on; -1 where that is refused. */
@@ -1749,6 +1774,7 @@ static const struct {
 	{ "exits_under_a_limit", exits_under_a_limit },
 	{ "exits_elsewhere", exits_elsewhere },
 	{ "exits_in_a_handler", exits_in_a_handler },
+	{ "exits_while_it_evicts", exits_while_it_evicts },
 	{ "loads_many", loads_many },
 	{ "moves_in_its_allocator", moves_in_its_allocator },
 	{ "moves_beside_registrations", moves_beside_registrations },
