@@ -261,11 +261,7 @@ pub(crate) unsafe extern "C" fn at_start(
 
 /// The process exits in an orderly way.
 pub(crate) extern "C" fn at_exit() {
-    // Of a child the kernel ends nothing in a device that its parent opened. The program's own filter may forbid to end it,
-    // and to ask for the process's number.
-    if Process::running().is_some() && !sandbox::is_the_program_s() && process::is_child() {
-        empty(Scope::Everything);
-    }
+    guarded(|| Process::running()?.leftovers().map(|keeper| keeper.empty_at_the_end()));
     guarded(|| {
         let process = Process::running().or_else(Process::silent);
         let process = process.filter(|process| process.has_last_word())?;

@@ -322,6 +322,12 @@ impl Keeper {
         self.await_departures(scope);
     }
 
+    /// Deregisters all that is idle, as the process ends. What is being deregistered is not waited for: a handler that ends the
+    /// process may have interrupted this very thread in that.
+    pub(crate) fn empty_at_the_end(&self) {
+        while self.empty_in_part(Scope::Everything) {}
+    }
+
     /// Deregisters of what is idle in `scope` as much as there is memory for at once. Whether there is more.
     fn empty_in_part(&self, scope: Scope) -> bool {
         let Some(mut books) = self.books() else { return false };

@@ -62,6 +62,8 @@ pub(crate) struct Process {
     bypassed_before: u64,
     /// Not 0 in the process that made it.
     mark: &'static [AtomicU64; 4],
+    /// It may have devices that an earlier process opened, whose registrations the kernel does not end with this one.
+    is_child: bool,
     /// The process that this one was forked from, as it was then.
     parent: Option<&'static Process>,
     /// Made by the process whose state this is, and by no other thread that tried to make the state.
@@ -88,7 +90,7 @@ pub(crate) fn note_start() {
 
 /// Whether this is a forked child. One that is the first process of a PID namespace, as its parent is of another, is not
 /// told from it.
-pub(crate) fn is_child() -> bool {
+fn is_child() -> bool {
     // Relaxed: as above.
     LOADED_IN.load(Ordering::Relaxed) != std::process::id()
 }
@@ -202,6 +204,7 @@ impl Process {
             passed: [const { AtomicU64::new(0) }; Reason::ALL.len()],
             bypassed_before: if parent.is_some() { steps::bypassed() } else { 0 },
             mark,
+            is_child: is_child(),
             parent,
         }))
     }
@@ -349,6 +352,14 @@ impl Process {
         if let Some(Err(error)) = written {
             complain(&format!("pinfold: no statistics: {error}\n"));
         }
+    }
+
+    /// What would be left idle in a device, where the process may still deregister it: not in a handler that has interrupted
+    /// a call of verbs of this thread, which may have libibverbs' locks.
+    pub(crate) fn leftovers(&self) -> Option<&Keeper> {
+        let may_deregister = || !steps::is_under_way() && !is_interrupted();
+        let keeper = self.keeper().filter(|_| self.is_child && may_deregister())?;
+        (!sandbox::is_the_program_s()).then_some(keeper)
     }
 
     /// Whether the end of the process is to be reported, and may be: a filter of the program's own may forbid the calls

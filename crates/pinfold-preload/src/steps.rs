@@ -163,6 +163,11 @@ pub(crate) fn is_registering() -> bool {
     STEP.get() == Step::Registering
 }
 
+/// Whether the calling thread is in a call of libibverbs that this library makes.
+pub(crate) fn is_under_way() -> bool {
+    STEP.get() != Step::None
+}
+
 /// The drivers of open devices, each in the slot of its descriptor: the descriptor and one, then the driver.
 ///
 /// A device that is closed leaves its entry, and the next with that number may have another driver: then the kernel

@@ -57,11 +57,6 @@ pub(super) fn is_anything_kept() -> bool {
     kept(AddressRange::EVERYTHING).is_some()
 }
 
-/// Has the monitor release `range`; false if there is nothing that would. Leaves the error number as it was.
-pub(super) fn step_aside(range: AddressRange, when: When) -> bool {
-    step_aside_for(range, when, || ()).is_some()
-}
-
 /// Has the monitor release `range` and makes `call`, before another thread's registration has it watched again; `None`,
 /// and no call, if there is nothing that would. Leaves the error number as it was.
 pub(super) fn step_aside_for<T>(

@@ -84,12 +84,7 @@ unsafe fn unregister_as(request: Option<Request>, arguments: [usize; 5]) -> Answ
     range.map_or_else(call, |range| unwatched(range, call))
 }
 
-/// How often a call is made again at most. A thread that registers in the range at that moment may have it watched once
-/// more in between, which happens once in some fifty times; where another userfaultfd of the program's watches the
-/// range, no number helps, and each time costs a look at the mappings.
-const AGAIN: usize = 8;
-
-/// Makes the call; as long as it is refused for this reason, again without our watch of the range.
+/// Makes the call; if it is refused for this reason, again without our watch of the range.
 unsafe fn made_aside(
     refused: c_int,
     arguments: [usize; 5],
@@ -97,16 +92,12 @@ unsafe fn made_aside(
 ) -> Answer {
     // SAFETY: the caller's promise.
     let call = || unsafe { system_call(libc::SYS_ioctl, arguments) };
-    let step_aside = |range| aside::step_aside(range, When::Refused);
-    let may_help = || aside::is_anything_kept() && range().is_some_and(step_aside);
-    let mut answer = call();
-    for _ in 0..AGAIN {
-        if !answer.is(refused) || !may_help() {
-            break;
-        }
-        answer = call();
+    let answer = call();
+    if !answer.is(refused) || !aside::is_anything_kept() {
+        return answer;
     }
-    answer
+    let again = |range| aside::step_aside_for(range, When::Refused, call);
+    range().and_then(again).unwrap_or(answer)
 }
 
 /// Runs `end`, which may end our watch of `range`.

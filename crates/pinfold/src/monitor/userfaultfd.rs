@@ -68,7 +68,7 @@ use pinfold_kernel::{
 };
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 /// Watches private anonymous memory, without privileges.
 ///
@@ -413,9 +413,19 @@ impl Userfaultfd {
         self.maps.overlapping(range)
     }
 
-    /// Held by a call that has mappings watched, for a moment at least.
-    fn share_watching(&self) -> RwLockReadGuard<'_, ()> {
-        self.watching.read().unwrap_or_else(PoisonError::into_inner)
+    /// Held by a call that has mappings watched, for a moment at least. `None` if a [`pause`](Self::pause) outlasts
+    /// [`Patience`]: the program's call that is made in it may itself wait for this thread, as `mremap` does for whoever
+    /// reads the program's own userfaultfd.
+    fn share_watching(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let mut patience = Patience::new();
+        loop {
+            match self.watching.try_read() {
+                Ok(shared) => return Some(shared),
+                Err(TryLockError::Poisoned(error)) => return Some(error.into_inner()),
+                Err(TryLockError::WouldBlock) if patience.is_over() => return None,
+                Err(TryLockError::WouldBlock) => patience.pause(),
+            }
+        }
     }
 
     /// Until it is dropped no call has a mapping watched. Waits for those that do. `None` where none is: in a forked child,
@@ -426,11 +436,11 @@ impl Userfaultfd {
     }
 
     /// As [`unwatch_paused`](Self::unwatch_paused), while other threads have mappings watched, as this does for a moment: see
-    /// [`unwatch`](Self::unwatch).
+    /// [`unwatch`](Self::unwatch). Beside a pause that lasts the watch stays, which is no error.
     pub(super) fn unwatch_range(&self, range: AddressRange) {
         if self.usable().is_ok() {
-            let _shared = self.share_watching();
-            self.unwatch_paused(range);
+            let shared = self.share_watching();
+            shared.iter().for_each(|_| self.unwatch_paused(range));
         }
     }
 
@@ -781,11 +791,8 @@ unsafe impl Monitor for Userfaultfd {
         if !self.uffd.is_ours() {
             return Watch::Uncovered(Uncovered::Lost(self.lose(Errno(libc::EBADF))));
         }
-        let mappings_watched = {
-            let _shared = self.share_watching();
-            self.watch_mappings(range)
-        };
-        if let Err(why) = mappings_watched {
+        let watched = self.share_watching().ok_or(Uncovered::Refused { errno: libc::EAGAIN });
+        if let Err(why) = watched.and_then(|_shared| self.watch_mappings(range)) {
             return Watch::Uncovered(why);
         }
         self.price.note_watch(|| self.watched_page());
@@ -1083,21 +1090,17 @@ mod tests {
         (room, busy)
     }
 
+    /// Nor does the call wait for ever: what the pause is for may wait for this thread.
     #[test]
     fn no_memory_becomes_watched_during_a_pause() {
         let monitor = Userfaultfd::new().unwrap();
         let room = Room::new();
-        let has_watched = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let pause = monitor.pause();
-            scope.spawn(|| {
-                assert_eq!(monitor.watch(room.pages(0, PAGES)), Watch::Covered);
-                has_watched.store(true, Ordering::Relaxed);
-            });
-            thread::sleep(Duration::from_millis(20));
-            assert!(pause.is_some() && !has_watched.load(Ordering::Relaxed));
-        });
-        assert!(has_watched.load(Ordering::Relaxed), "the pause is over");
+        let pause = monitor.pause();
+        assert!(pause.is_some());
+        let refused = Uncovered::Refused { errno: libc::EAGAIN };
+        assert_eq!(monitor.watch(room.pages(0, PAGES)), Watch::Uncovered(refused));
+        drop(pause);
+        assert_eq!(monitor.watch(room.pages(0, PAGES)), Watch::Covered);
     }
 
     /// The kernel announced it to the first monitor only.
