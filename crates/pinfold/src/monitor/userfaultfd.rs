@@ -414,7 +414,7 @@ impl Userfaultfd {
     }
 
     /// Held by a call that has mappings watched, for a moment at least. `None` if a [`pause`](Self::pause) outlasts
-    /// [`Patience`]: the program's call that is made in it may itself wait for this thread, as `mremap` does for whoever
+    /// [`Patience`]: the program's call that is made in it may itself wait for this thread, as `mremap` does for the thread that
     /// reads the program's own userfaultfd.
     fn share_watching(&self) -> Option<RwLockReadGuard<'_, ()>> {
         let mut patience = Patience::new();
