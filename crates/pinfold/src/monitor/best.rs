@@ -176,8 +176,8 @@ impl Best {
     }
 
     /// Until the answer is dropped, no call of [`watch`](Monitor::watch) or [`unwatch`](Self::unwatch), on any thread, has
-    /// the kernel watch anything: for a system call that a watch would have the kernel refuse. Those calls wait, so the
-    /// thread that holds the answer makes none. Waits for those that have begun: some 20 ms at most.
+    /// the kernel watch anything: for a system call that a watch would have the kernel refuse. Those calls wait some 20 ms at
+    /// most, and then watch nothing and end no watch. Waits for those that have begun: some 20 ms at most.
     pub fn pause_watches(&self) -> WatchPause<'_> {
         let paused = match &self.active {
             Active::Userfaultfd(monitor) => monitor.monitor().pause(),
