@@ -1004,13 +1004,15 @@ static void moves(int is_joined, int is_second, int grows, int cut, int is_numbe
 {
 	enum { ALL = PROT_READ | PROT_WRITE, FIXED = MREMAP_MAYMOVE | MREMAP_FIXED };
 	const size_t length = 2 * BYTES - cut, new_length = (2 + grows) * BYTES;
-	char *from = mmap(NULL, 4 * BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *room = mmap(NULL, 5 * BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	char *to = mmap(NULL, 4 * BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	/* Not next to what lies below, which may be a library's variables: memory that has joined those joins nothing else. */
+	char *from = room + BYTES;
 	char *other = from + (is_second ? 0 : BYTES);
 	unsigned char resident[16];
 	void *moved;
 
-	CHECK(from != MAP_FAILED && to != MAP_FAILED);
+	CHECK(room != MAP_FAILED && to != MAP_FAILED);
 	/* Below them, so that what was never registered lies among what was. */
 	memory = map();
 	registered(4);
