@@ -183,6 +183,20 @@ static void asks_for_filters(void)
 	puts("done");
 }
 
+/* Forks. The parent says that its child has ended well. */
+static int has_a_child_that_ends(void)
+{
+	int status;
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (!child)
+		return 0;
+	CHECK(waitpid(child, &status, 0) == child && !status);
+	puts("done");
+	return 1;
+}
+
 /* A child of `vfork` restricts itself and executes another program: its parent is as free as before, also where that is
  * a forked child. */
 static void restricts_another_program(void)
@@ -195,12 +209,8 @@ static void restricts_another_program(void)
 	if (arguments[2]) {
 		begin();
 		registered(4);
-		CHECK((child = fork()) >= 0);
-		if (child) {
-			CHECK(waitpid(child, &status, 0) == child && !status);
-			puts("done");
+		if (has_a_child_that_ends())
 			return;
-		}
 	}
 	begin();
 	registered(1);
@@ -1671,17 +1681,11 @@ static void child_has_threads(void)
 	pthread_t threads[THREADS];
 	char *kept[THREADS];
 	pthread_attr_t small;
-	int status;
-	pid_t child;
 
 	begin();
 	registered(4);
-	CHECK((child = fork()) >= 0);
-	if (child) {
-		CHECK(waitpid(child, &status, 0) == child && !status);
-		puts("done");
+	if (has_a_child_that_ends())
 		return;
-	}
 	CHECK(!sem_init(&is_kept, 0, 0) && !pthread_attr_init(&small));
 	CHECK(!pthread_attr_setstacksize(&small, 256 << 10));
 	for (int i = 0; i < THREADS; i++)
