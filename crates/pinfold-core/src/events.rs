@@ -191,20 +191,50 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         writer.unapplied.rest_of(number).is_none()
     }
 
-    /// Applies what `most` allows of `change`. How much of that it took.
+    /// Applies what `most` allows of a change that is kept. How much of that it took.
     fn apply_some(&self, writer: &mut Writer, change: Unapplied, most: usize) -> usize {
-        let (part, in_index) = match writer.unapplied.part_of(change) {
+        let begun = writer.unapplied.part_of(change);
+        match self.apply_part(writer, change, begun, most) {
+            Applied::All(took) => {
+                writer.unapplied.set_rest(change, None);
+                return took;
+            }
+            Applied::UpTo(rest) => writer.unapplied.set_rest(change, Some(rest)),
+            Applied::Begun(part) => writer.unapplied.set_part(change, part),
+        }
+        most
+    }
+
+    /// Applies a change that is not kept, if it is not too large; else keeps it. Its number, if something is left.
+    fn apply_at_once(&self, writer: &mut Writer, range: AddressRange) -> Option<ChangeCount> {
+        let change = writer.unapplied.number(range);
+        let applied = self.apply_part(writer, change, None, SLICE);
+        let is_left = !matches!(applied, Applied::All(_));
+        if is_left {
+            writer.unapplied.keep(change);
+        }
+        self.publish_applied(writer);
+        is_left.then_some(change.number)
+    }
+
+    /// Applies what `most` allows of `change`, which goes on with the part that was `begun`, if one was.
+    fn apply_part(
+        &self,
+        writer: &mut Writer,
+        change: Unapplied,
+        begun: Option<PartOutside>,
+        most: usize,
+    ) -> Applied {
+        let (part, in_index) = match begun {
             Some(part) => (part, 0),
             None => self.apply_in_index(writer, change, most),
         };
         let room = most.saturating_sub(in_index).max(1);
-        let (left, outside) = self.apply_outside(writer, change, part, room);
-        if let Some(left) = left {
-            writer.unapplied.set_part(change, left);
-            return most;
+        match (self.apply_outside(writer, change, part, room), part.rest) {
+            ((Some(part), _), _) => Applied::Begun(part),
+            (_, Some(rest)) => Applied::UpTo(rest),
+            ((None, outside), None) => Applied::All(1 + in_index + outside),
         }
-        writer.unapplied.set_rest(change, part.rest);
-        if part.rest.is_some() { most } else { 1 + in_index + outside }
     }
 
     /// Makes the regions in the index unfindable that a part of `change` concerns, about `most` of them.
@@ -347,23 +377,21 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// last registration of it is gone.
     pub(crate) fn invalidate_now(&self, range: AddressRange, completion: Option<Callback>) {
         let completion = completion.map(Completion::new);
-        let entered = self.locked(|writer| {
-            let number = writer.unapplied.push(range);
-            match &completion {
-                Some(completion) => {
-                    self.await_flights(writer, (number, range), completion);
-                    self.publish_applied(writer);
-                }
-                None => _ = self.apply_slice_of(writer, number),
+        let entered = self.locked(|writer| match &completion {
+            Some(completion) => {
+                let number = writer.unapplied.push(range);
+                self.await_flights(writer, (number, range), completion);
+                self.publish_applied(writer);
+                Some(number)
             }
-            number
+            None => self.apply_at_once(writer, range),
         });
         // In a forked child it is the parent's.
-        let Ok(number) = entered else { return discard(completion) };
-        if let Some(completion) = &completion {
+        let Ok(left) = entered else { return discard(completion) };
+        if let (Some(number), Some(completion)) = (left, &completion) {
             self.await_older_than(number, range, completion);
         }
-        self.apply_all_of(number);
+        left.into_iter().for_each(|number| self.apply_all_of(number));
         if let Some(completion) = completion {
             // The last holder runs it; without any region that is this call.
             let _forked = self.locked(|writer| writer.watchers.complete(completion));
@@ -518,6 +546,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 fn note_overflow(writer: &mut Writer) {
     writer.counts.overflows += 1;
     writer.unapplied.push(AddressRange::EVERYTHING);
+}
+
+/// How far a change was applied.
+enum Applied {
+    /// Nothing is left of it; so much of a slice that took.
+    All(usize),
+    /// This is left.
+    UpTo(Rest),
+    /// It goes on with this part.
+    Begun(PartOutside),
 }
 
 /// How many entries of the log are read under one hold of the lock.

@@ -415,8 +415,14 @@ impl<T> Index<T> {
         Some(leaf.list_of(block))
     }
 
-    /// The word of `block`'s list, by all levels.
+    /// The word of `block`'s list.
+    #[inline]
     fn list_of(&self, block: usize) -> Option<&AtomicU64> {
+        self.nearby_list_of(block).or_else(|| self.distant_list_of(block))
+    }
+
+    /// The same by all levels.
+    fn distant_list_of(&self, block: usize) -> Option<&AtomicU64> {
         if block >= BLOCKS {
             return None;
         }
@@ -426,6 +432,9 @@ impl<T> Index<T> {
     }
 
     fn make_list_of(&self, block: usize) -> Option<&AtomicU64> {
+        if let Some(made) = self.nearby_list_of(block) {
+            return Some(made);
+        }
         let leaf = self.make_leaf_of(block)?;
         self.keep_nearby(block / FANOUT, leaf);
         Some(leaf.list_of(block))
@@ -476,8 +485,10 @@ impl<T> Index<T> {
 
     fn prepare_blocks(&self, blocks: std::ops::Range<usize>) {
         let slots = |block| {
+            let nearby = self.nearby_list_of(block);
+            let word = nearby.or_else(|| Some(self.make_leaf_of(block)?.list_of(block)))?;
             // Relaxed: a hint.
-            let list = List(self.make_leaf_of(block)?.list_of(block).load(Ordering::Relaxed));
+            let list = List(word.load(Ordering::Relaxed));
             // To enter a region among others moves them, too.
             let room = (list.len() + OTHERS).next_power_of_two();
             (room > 4 << MADE_LATE).then_some(room)
@@ -544,10 +555,8 @@ impl<T> Index<T> {
     /// guess was wrong.
     #[inline(never)]
     pub(crate) fn latest(&self, start: usize) -> Option<Entry<T>> {
-        let block = start >> BLOCK_LOG2;
-        let word = self.nearby_list_of(block).or_else(|| self.list_of(block))?;
         // Acquire: as in `guess`.
-        let entries = self.entries(List(word.load(Ordering::Acquire)));
+        let entries = self.entries(List(self.list_of(start >> BLOCK_LOG2)?.load(Ordering::Acquire)));
         let page = page_in_block(start);
         let entry = Entry::load(entries.get(behind(entries, page).checked_sub(1)?)?);
         entry.covers(page, page + 1).then_some(entry)

@@ -113,6 +113,10 @@ impl<T> Queue<T> {
         self.length
     }
 
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
     /// The first item that is not before what is looked for, as none behind it is.
     pub(crate) fn find_mut(&mut self, is_before: impl Fn(&T) -> bool) -> Option<&mut T> {
         let is_behind = |chunk: &Chunk<T>| chunk.back().is_some_and(&is_before);

@@ -8,8 +8,8 @@
 //! Changes are numbered. A region knows how many there were when its registration began: it is
 //! concerned by those that came later, and by no earlier one, whatever is left of that.
 //!
-//! **Why no change is lost here.** A change enters in the critical section in which it is numbered, and
-//! leaves when nothing is left of its range: each part was taken off it in the critical section that
+//! **Why no change is lost here.** A change enters in the critical section in which it is numbered, unless all of it
+//! is applied there, and leaves when nothing is left of its range: each part was taken off it in the critical section that
 //! looked at the last region of that part ([`PartOutside`]). Where there are too many, they are replaced by
 //! one that has the number of the latest and covers every range, so it concerns whatever any of them did. It
 //! also remembers the first that it stands for: those are applied when it is, and no sooner. One that
@@ -45,7 +45,7 @@ impl ChangeCount {
 pub(crate) struct Unapplied {
     pub(crate) rest: Rest,
     /// What was registered before so many changes is concerned.
-    number: ChangeCount,
+    pub(crate) number: ChangeCount,
     /// The first change that it stands for.
     first: ChangeCount,
 }
@@ -116,14 +116,24 @@ impl UnappliedChanges {
 
     /// Keeps a change until it is applied. Its number.
     pub(crate) fn push(&mut self, range: AddressRange) -> ChangeCount {
+        let change = self.number(range);
+        self.keep(change);
+        change.number
+    }
+
+    /// A change that is applied, or [kept](Self::keep), under this hold of the lock, before there is another.
+    pub(crate) fn number(&mut self, range: AddressRange) -> Unapplied {
         self.made = ChangeCount(self.made.0 + 1);
-        let number = self.made;
+        Unapplied { rest: range.into(), number: self.made, first: self.made }
+    }
+
+    /// Keeps the latest change until it is applied.
+    pub(crate) fn keep(&mut self, latest: Unapplied) {
         let change = match self.make_room() {
-            None => Unapplied { rest: range.into(), number, first: number },
-            Some(first) => Unapplied { rest: AddressRange::EVERYTHING.into(), number, first },
+            None => latest,
+            Some(first) => Unapplied { rest: AddressRange::EVERYTHING.into(), first, ..latest },
         };
         self.queue.push((change, true));
-        number
     }
 
     /// Where there is no room for one more, takes out what is to be folded. The first change of that.
@@ -207,6 +217,9 @@ impl UnappliedChanges {
     }
 
     fn cover_counting(&self, range: AddressRange, born: ChangeCount, looks: &mut usize) -> bool {
+        if self.queue.is_empty() {
+            return false;
+        }
         let mut later = self.queue.iter().rev().take_while(|(change, _)| change.is_later(born));
         later.any(|&(change, is_left)| {
             *looks += 1;
