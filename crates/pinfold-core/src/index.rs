@@ -556,7 +556,8 @@ impl<T> Index<T> {
     #[inline(never)]
     pub(crate) fn latest(&self, start: usize) -> Option<Entry<T>> {
         // Acquire: as in `guess`.
-        let entries = self.entries(List(self.list_of(start >> BLOCK_LOG2)?.load(Ordering::Acquire)));
+        let entries =
+            self.entries(List(self.list_of(start >> BLOCK_LOG2)?.load(Ordering::Acquire)));
         let page = page_in_block(start);
         let entry = Entry::load(entries.get(behind(entries, page).checked_sub(1)?)?);
         entry.covers(page, page + 1).then_some(entry)
