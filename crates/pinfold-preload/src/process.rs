@@ -51,9 +51,9 @@ pub(crate) struct Process {
     pub(crate) settings: Settings,
     admission: Admission,
     children: Children,
-    /// `None` inside if there can be none. Filled by threads of its own process alone, as `reports`: a child has a state
+    /// Why there can be none, if so. Filled by threads of its own process alone, as `reports`: a child has a state
     /// of its own and only reads its parent's, which waits for no thread.
-    keeper: OnceLock<Option<Keeper>>,
+    keeper: OnceLock<Result<Keeper, Reason>>,
     /// Held while the keeper is started; no thread waits for it.
     starting: Mutex<()>,
     /// For each reason, what went to libibverbs as it was.
@@ -226,7 +226,12 @@ impl Process {
 
     /// What keeps registrations, if it was started.
     pub(crate) fn keeper(&self) -> Option<&Keeper> {
-        self.keeper.get()?.as_ref()
+        self.started()?.ok()
+    }
+
+    /// The same, or why there is none.
+    fn started(&self) -> Option<Result<&Keeper, Reason>> {
+        Some(self.keeper.get()?.as_ref().map_err(|&reason| reason))
     }
 
     /// What is to keep a registration of this, started by the first.
@@ -246,10 +251,7 @@ impl Process {
         if sanitizer::is_here() {
             return Err(Reason::Sanitizer);
         }
-        match self.keeper.get() {
-            Some(keeper) => keeper.as_ref().ok_or(Reason::NoMonitor),
-            None => self.start_keeper(),
-        }
+        self.started().unwrap_or_else(|| self.start_keeper())
     }
 
     /// What libfabric's cache is to ask, started with it.
@@ -257,11 +259,8 @@ impl Process {
         if sandbox::is_the_program_s() || sanitizer::is_here() {
             return None;
         }
-        let keeper = match self.keeper.get() {
-            Some(keeper) => keeper.as_ref(),
-            None => self.start_keeper().ok(),
-        };
-        keeper.map(|keeper| Arc::clone(keeper.monitor()))
+        let keeper = self.started().unwrap_or_else(|| self.start_keeper()).ok()?;
+        Some(Arc::clone(keeper.monitor()))
     }
 
     #[cold]
@@ -272,30 +271,29 @@ impl Process {
         }
         if self.keeper.get().is_none() {
             apart::run(main_thread::threads_begin);
-            let started = apart::run(|| self.new_keeper()).unwrap_or_else(|| Err("a panic".into()));
-            let complaint = started.as_ref().err().cloned();
+            let panicked = || Err((Reason::NoMonitor, "a panic".into()));
+            let started = apart::run(|| self.new_keeper()).unwrap_or_else(panicked);
+            let complaint = started.as_ref().err().map(|(_, complaint)| complaint.clone());
             // Before another thread has memory watched by it: the hooks would leave the program with the refusal.
             step_aside_when_asked();
-            let keeper = self.keeper.get_or_init(|| started.ok());
-            if let Some(keeper) = keeper {
+            if let Ok(keeper) = self.keeper.get_or_init(|| started.map_err(|(reason, _)| reason)) {
                 apart::run(|| start_reclaiming(keeper));
             }
             complaint.iter().for_each(|complaint| refuse(complaint));
         }
-        self.keeper().ok_or(Reason::NoMonitor)
+        self.started().unwrap_or(Err(Reason::NoMonitor))
     }
 
-    fn new_keeper(&'static self) -> Result<Keeper, String> {
+    fn new_keeper(&'static self) -> Result<Keeper, (Reason, String)> {
         if real().is_some_and(Real::keeps_from_children) {
-            return Err(
-                "libibverbs keeps registered memory from forked children here (RDMAV_FORK_SAFE, \
-                        or ibv_fork_init on a kernel before 5.12), so what stays registered would be \
-                        missing there"
-                    .into(),
-            );
+            let complaint = "libibverbs keeps registered memory from forked children (RDMAV_FORK_SAFE, \
+                             IBV_FORK_SAFE, or ibv_fork_init before Linux 5.12: UCX_IB_FORK_INIT=n), where what stays \
+                             registered would be missing";
+            return Err((Reason::KeptFromChildren, complaint.into()));
         }
         let limit = limit(&self.settings);
-        Ok(Keeper::new(monitor()?, limit, &self.admission, &self.children))
+        let monitor = monitor().map_err(|complaint| (Reason::NoMonitor, complaint))?;
+        Ok(Keeper::new(monitor, limit, &self.admission, &self.children))
     }
 
     /// Counts a registration that went to libibverbs as it was.
@@ -325,10 +323,10 @@ impl Process {
 
     /// In one word, for reports.
     fn monitor(&self) -> &'static str {
-        match self.keeper.get() {
+        match self.started() {
             None => "not started",
-            Some(None) => "refused",
-            Some(Some(keeper)) => keeper.monitor().chosen().name(),
+            Some(Err(_)) => "refused",
+            Some(Ok(keeper)) => keeper.monitor().chosen().name(),
         }
     }
 

@@ -18,6 +18,7 @@ pub(crate) enum Reason {
     ManyChanges,
     Changing,
     NoMonitor,
+    KeptFromChildren,
     MonitorStarting,
     MonitorLost,
     Restricted,
@@ -28,7 +29,7 @@ pub(crate) enum Reason {
 use Reason::*;
 
 impl Reason {
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 21] = [
         EarlyUse,
         RemoteRights,
         OnDemand,
@@ -44,6 +45,7 @@ impl Reason {
         ManyChanges,
         Changing,
         NoMonitor,
+        KeptFromChildren,
         MonitorStarting,
         MonitorLost,
         Restricted,
@@ -69,6 +71,7 @@ impl Reason {
             ManyChanges => "changes of watched memory that followed each other",
             Changing => "memory that was changing",
             NoMonitor => "no monitor could start",
+            KeptFromChildren => "memory that libibverbs keeps from forked children (ibv_fork_init)",
             MonitorStarting => "a monitor that was starting",
             MonitorLost => "a monitor that has ended",
             Restricted => "the program's own seccomp filter",
@@ -84,6 +87,7 @@ impl Reason {
             RemoteRights => Some("PINFOLD_CACHE_REMOTE=on"),
             OverBudget => Some("PINFOLD_MAX_BYTES=BYTES"),
             KindOfMemory | NoMonitor => Some("pinfold-notifyd"),
+            KeptFromChildren => Some("UCX_IB_FORK_INIT=n, RDMAV_FORK_SAFE and IBV_FORK_SAFE unset"),
             _ => None,
         }
     }

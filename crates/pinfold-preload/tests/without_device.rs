@@ -752,6 +752,20 @@ fn what_is_not_kept_is_counted_for_its_reason_with_what_changes_it() {
     assert!(sums.iter().all(|sum| line.contains(sum)), "{line}");
 }
 
+#[test]
+fn memory_that_libibverbs_keeps_from_children_has_a_reason_of_its_own() {
+    let case = run_with(&["holds_until_the_end"], &[("IBV_FORK_SAFE", "1")]);
+    let Some((output, statistics)) = case else { return };
+    let (code, _, out, errors) = said(&output);
+    assert_eq!((code, out.as_str()), (Some(0), "done\n"));
+    assert!(errors.contains("UCX_IB_FORK_INIT=n") && errors.lines().count() == 1, "{errors}");
+    let line = std::fs::read_to_string(statistics).unwrap();
+    let why = "memory that libibverbs keeps from forked children (ibv_fork_init)";
+    let change = "\"UCX_IB_FORK_INIT=n, RDMAV_FORK_SAFE and IBV_FORK_SAFE unset\"";
+    assert!(line.contains(&not_kept(why, change, 131)), "{line}");
+    assert!(line.contains("\"monitor\":\"refused\","), "{line}");
+}
+
 /// The lines of a summary, from a run with these variables besides.
 fn summary(case: &str, variables: &[(&str, &str)]) -> Option<String> {
     let file = programs()?.join(format!("{case}-{}.summary", variables.len()));

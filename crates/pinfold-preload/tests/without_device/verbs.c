@@ -222,6 +222,31 @@ int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
 	return 0;
 }
 
+/* Pages are kept from forked children where that was asked for as the program started. */
+static int is_fork_safe;
+
+__attribute__((constructor)) static void note_start(void)
+{
+	is_fork_safe = getenv("IBV_FORK_SAFE") != NULL;
+}
+
+static int kept_from_children(void *base, size_t size, int advice)
+{
+	return is_fork_safe ? madvise(base, size, advice) : 0;
+}
+
+int ibv_dontfork_range(void *base, size_t size);
+int ibv_dontfork_range(void *base, size_t size)
+{
+	return kept_from_children(base, size, MADV_DONTFORK);
+}
+
+int ibv_dofork_range(void *base, size_t size);
+int ibv_dofork_range(void *base, size_t size)
+{
+	return kept_from_children(base, size, MADV_DOFORK);
+}
+
 /* What must be there by name. */
 #define ABSENT(name)                                                                               \
 	int name(void);                                                                            \
