@@ -163,12 +163,10 @@ impl Reports {
     }
 
     fn summary(&self) -> Summary {
-        let mut summary = Summary::default();
-        for file in self.files() {
-            let lines = fs::read_to_string(file).unwrap_or_default();
-            lines.lines().for_each(|line| summary.add(line));
-        }
-        summary
+        // Bytes that are no text spoil their own line alone.
+        let read = |file| String::from_utf8_lossy(&fs::read(file).unwrap_or_default()).into_owned();
+        let texts: Vec<_> = self.files().into_iter().map(read).collect();
+        Summary::of(texts.iter().flat_map(|text| text.lines()))
     }
 }
 

@@ -9,7 +9,7 @@
 
 use crate::errno::{Errno, checked, done, last_errno};
 use rustix::fs::{
-    AtFlags, FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags, PROC_SUPER_MAGIC,
+    AtFlags, FallocateFlags, FileType, FlockOperation, MemfdFlags, Mode, OFlags, PROC_SUPER_MAGIC,
 };
 use std::ffi::CStr;
 use std::io::Write;
@@ -162,6 +162,24 @@ pub fn identity_in(directory: BorrowedFd<'_>, path: &CStr) -> Result<Identity, E
 fn identity_of(status: &rustix::fs::Stat) -> Identity {
     #[allow(clippy::useless_conversion)] // the fields' types differ between architectures
     Identity { device: status.st_dev.into(), inode: status.st_ino.into() }
+}
+
+/// What a regular file is besides its bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RegularFile {
+    /// The user that has it.
+    pub owner: u32,
+    /// How many names it has in directories.
+    pub names: u64,
+}
+
+/// `None` if `file` is something else.
+pub fn regular_file(file: BorrowedFd<'_>) -> Result<Option<RegularFile>, Errno> {
+    let status = rustix::fs::fstat(file)?;
+    let is_regular = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
+    #[allow(clippy::useless_conversion)] // the fields' types differ between architectures
+    let found = RegularFile { owner: status.st_uid, names: status.st_nlink.into() };
+    Ok(is_regular.then_some(found))
 }
 
 /// A second number for `file`, at least `lowest`, closed on `exec`.

@@ -20,6 +20,7 @@ use crate::main_thread;
 use crate::process::{self, Process};
 use crate::real::{Real, find_at_start, real, real_of};
 use crate::reasons::Reason;
+use crate::report;
 use crate::rights;
 use crate::sandbox;
 use crate::settings::Settings;
@@ -255,6 +256,7 @@ pub(crate) unsafe extern "C" fn at_start(
         main_thread::note_start();
         process::note_start();
         find_at_start();
+        report::note_start();
         Some(())
     });
 }

@@ -34,6 +34,7 @@ use pinfold_kernel::futex::{futex_wait, futex_wake};
 use pinfold_kernel::mapping::AtomicPage;
 use pinfold_kernel::signal::CountedSignal;
 use pinfold_kernel::thread::{LeanThread, NotCancelled, leave_directory_and_semaphores};
+use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -335,7 +336,7 @@ impl Process {
             let had = self.parent.and_then(|parent| parent.reports.get());
             let statistics = self.settings.statistics.clone();
             let had_statistics = had.and_then(|had| had.statistics.as_ref());
-            let summary = self.settings.summary.clone().map(Destination::File);
+            let summary = self.settings.summary.clone().map(Destination::Summary);
             let had_summary = had.and_then(|had| had.summary.as_ref());
             Reports {
                 statistics: statistics.map(|to| Report::new(to, had_statistics)),
@@ -370,8 +371,13 @@ impl Process {
     /// The last word of a process.
     pub(crate) fn finish(&self) {
         self.report();
-        // The summary is for the program's starter, which finds that a process is missing in it.
-        let _ = self.reports().summary.as_ref().map(|to| to.write(&self.account()));
+        let written = self.reports().summary.as_ref().map(|to| to.write(&self.account()));
+        // Otherwise the program's starter finds that a process is missing, and the summary says why that may be.
+        if let Some(Err(error)) = written
+            && matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+        {
+            complain(&format!("pinfold: this process is missing in the summary: {error}\n"));
+        }
     }
 }
 

@@ -20,6 +20,16 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
+    /// Whether some launcher may have said it. Allocates nothing if `is_set` does not.
+    pub(crate) fn is_set(is_set: impl Fn(&str) -> bool) -> bool {
+        LAUNCHERS.as_flattened().iter().any(|name| is_set(name))
+    }
+
+    /// Fields of a JSON object.
+    pub(crate) fn json(self) -> String {
+        format!("\"rank\":{},\"ranks\":{},", self.number, self.of)
+    }
+
     /// As the first launcher says that has set both variables. `None` outside of jobs.
     pub(crate) fn among(variable: impl Fn(&'static str) -> Option<OsString>) -> Option<Self> {
         let number = |name| variable(name)?.to_str()?.trim().parse().ok();

@@ -1,16 +1,25 @@
 //! What the caches of this process have done, in words and in numbers.
+//!
+//! A rank of a job also leaves a line in the summary's file as it begins: from it the starter knows that a rank was there
+//! whose report is missing, and which of the processes with a rank's variables the launcher has started. That is the first
+//! one: the others have inherited the variables.
 
 use crate::complaint::complain;
 use crate::rank::Rank;
 use crate::reasons::Reasons;
-use crate::settings::Destination;
+use crate::settings::{Destination, Settings};
+use crate::{apart, environment};
 use pinfold::monitor::hooks::Hooks;
+use pinfold_kernel::descriptor::regular_file;
+use pinfold_kernel::process::effective_user;
+use pinfold_kernel::thread::monotonic_time;
 use pinfold_kernel::words::NotedDescriptor;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// What was done in a process.
@@ -69,15 +78,43 @@ impl Account {
     /// One line of JSON.
     fn json(&self, process: u32, hooks: &Hooks) -> String {
         let (Self { totals, monitor, rank, bypassed }, hooks) = (self, hooks.word());
-        let rank = rank.map_or(String::new(), |Rank { number, of }| {
-            format!("\"rank\":{number},\"ranks\":{of},")
-        });
+        let rank = rank.map_or(String::new(), Rank::json);
         format!(
             "{{\"pid\":{process},{rank}{},\"bypassed\":{bypassed},\"monitor\":\"{monitor}\",\
              \"hooks\":\"{hooks}\"}}\n",
             totals.json()
         )
     }
+}
+
+/// The library is loaded. Of a process that is no rank and may cache, or whose starter wants no summary, nothing is
+/// written, and nothing is allocated.
+pub(crate) fn note_start() {
+    let is_set = environment::is_set;
+    if is_set("PINFOLD_SUMMARY") && (is_set("PINFOLD_CACHE") || Rank::is_set(is_set)) {
+        // A summary that lacks the line says so.
+        let _ = apart::run(leave_beginning);
+    }
+}
+
+/// Writes the line of a process that begins, or that is never to report because it caches nothing.
+fn leave_beginning() -> io::Result<()> {
+    let rank = Rank::among(environment::at_start);
+    let off = match Settings::of_process() {
+        Ok(settings) => (!settings.cache).then(|| "PINFOLD_CACHE=off".to_owned()),
+        Err(error) => Some(format!("{} has a value that means nothing", error.name)),
+    };
+    let path = environment::at_start("PINFOLD_SUMMARY").filter(|_| rank.is_some() || off.is_some());
+    let Some(path) = path.map(PathBuf::from) else { return Ok(()) };
+    let process = std::process::id();
+    let line = beginning(process, rank, off.as_deref());
+    append(&for_process(&path, process), Opening::of_summary(&path), &line)
+}
+
+fn beginning(process: u32, rank: Option<Rank>, off: Option<&str>) -> String {
+    let rank = rank.map_or(String::new(), Rank::json);
+    let off = off.map_or(String::new(), |why| format!("\"off\":\"{why}\","));
+    format!("{{\"pid\":{process},{rank}{off}\"began\":{}}}\n", monotonic_time())
 }
 
 impl fmt::Display for Totals {
@@ -104,6 +141,7 @@ pub(crate) enum Report {
         name: PathBuf,
         /// Where that is, whichever directory the thread that reports is in; `None` where the process's has no name.
         path: Option<PathBuf>,
+        opening: Opening,
         opened: Option<NotedDescriptor>,
     },
 }
@@ -112,18 +150,25 @@ impl Report {
     /// A forked child goes on with what its parent `had` if that is the same file. What cannot be opened is tried again
     /// by each report.
     pub(crate) fn new(to: Destination, had: Option<&Self>) -> Self {
-        let Destination::File(path) = to else { return Self::StandardError };
+        let (path, opening) = match to {
+            Destination::StandardError => return Self::StandardError,
+            Destination::File(path) => (path, Opening::AsNamed),
+            Destination::Summary(path) => {
+                let opening = Opening::of_summary(&path);
+                (path, opening)
+            }
+        };
         let name = for_process(&path, std::process::id());
         match had {
-            Some(Self::File { name: known, path, opened }) if *known == name => {
+            Some(Self::File { name: known, path, opened, .. }) if *known == name => {
                 let (path, inherited) = (path.clone(), opened.filter(NotedDescriptor::is_still));
-                let again = || opened_at(path.as_deref()?);
-                Self::File { name, opened: inherited.or_else(again), path }
+                let again = || opened_at(path.as_deref()?, opening);
+                Self::File { name, opened: inherited.or_else(again), path, opening }
             }
             _ => {
                 // By its name: above the process's directory may be one that its user may not enter.
-                let (path, opened) = (std::path::absolute(&name).ok(), opened_at(&name));
-                Self::File { name, opened, path }
+                let (path, opened) = (std::path::absolute(&name).ok(), opened_at(&name, opening));
+                Self::File { name, opened, path, opening }
             }
         }
     }
@@ -142,29 +187,73 @@ impl Report {
                 complain(&format!("pinfold: {process}: {totals}; monitor: {monitor}; {hooks}\n"));
                 Ok(())
             }
-            Self::File { path, opened, .. } => {
+            Self::File { path, opening, opened, .. } => {
                 let line = account.json(process, &hooks);
                 match opened.filter(NotedDescriptor::is_still) {
-                    Some(opened) => opened.write_whole(&line)?,
+                    Some(opened) => opening.write(opened, &line),
                     // The program has closed it, with all others that it does not know.
                     None => {
-                        let path = path.as_deref().ok_or(io::ErrorKind::NotFound)?;
-                        let file = open(path)?;
-                        NotedDescriptor::of(file.as_raw_fd()).write_whole(&line)?;
+                        append(path.as_deref().ok_or(io::ErrorKind::NotFound)?, *opening, &line)
                     }
                 }
-                Ok(())
             }
         }
     }
 }
 
-fn opened_at(path: &Path) -> Option<NotedDescriptor> {
-    NotedDescriptor::keep(open(path).ok()?.as_fd()).ok()
+/// How a file is opened and written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Opening {
+    /// Whatever the program's user has named, made if it is not there.
+    AsNamed,
+    /// The summary's, which the starter has made. In `/tmp` of another machine of the job a file or a link of this name is
+    /// another user's.
+    Starters,
+    /// The summary's where each process has a file of its own (`%p`), in the starter's directory.
+    OfProcess,
 }
 
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).open(path)
+impl Opening {
+    /// By the name, with its marks.
+    fn of_summary(path: &Path) -> Self {
+        let has_process = path.as_os_str().as_bytes().windows(2).any(|two| two == b"%p");
+        if has_process { Self::OfProcess } else { Self::Starters }
+    }
+
+    fn open(self, path: &Path) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.append(true).create(self != Self::Starters);
+        if self == Self::AsNamed {
+            return options.open(path);
+        }
+        // A pipe would be waited for.
+        options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY);
+        let file = options.open(path)?;
+        let regular = regular_file(file.as_fd())?;
+        // In a directory of the starter's the machine that has it may know its users by other numbers.
+        let is_summary = regular.is_some_and(|found| {
+            self == Self::OfProcess || (found.owner == effective_user() && found.names == 1)
+        });
+        if is_summary { Ok(file) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+    }
+
+    /// In one write. What a process before has left of a line, where the disk was full, is not part of a summary's line.
+    fn write(self, to: NotedDescriptor, line: &str) -> io::Result<()> {
+        match self {
+            Self::AsNamed => to.write_whole(line)?,
+            Self::Starters | Self::OfProcess => to.write_whole(&format!("\n{line}"))?,
+        }
+        Ok(())
+    }
+}
+
+fn opened_at(path: &Path, opening: Opening) -> Option<NotedDescriptor> {
+    NotedDescriptor::keep(opening.open(path).ok()?.as_fd()).ok()
+}
+
+fn append(path: &Path, opening: Opening, line: &str) -> io::Result<()> {
+    let file = opening.open(path)?;
+    opening.write(NotedDescriptor::of(file.as_raw_fd()), line)
 }
 
 /// The path with the process's number for `%p`, and the machine's name for `%h`.

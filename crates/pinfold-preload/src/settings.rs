@@ -38,19 +38,21 @@ pub(crate) struct Settings {
     pub(crate) rank: Option<Rank>,
 }
 
-/// Where statistics go.
+/// Where reports go.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Destination {
     StandardError,
     /// A file to append a line to; `%p` in its name stands for the process, `%h` for the machine.
     File(PathBuf),
+    /// The file that the program's starter reads.
+    Summary(PathBuf),
 }
 
 /// A variable whose value means nothing.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{name} is {value:?}, which is not {wanted}")]
 pub(crate) struct SettingError {
-    name: &'static str,
+    pub(crate) name: &'static str,
     value: OsString,
     wanted: &'static str,
 }

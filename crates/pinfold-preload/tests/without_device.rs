@@ -6,6 +6,7 @@
 mod built;
 
 use built::{compile, directory, library, patiently};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -766,30 +767,152 @@ fn memory_that_libibverbs_keeps_from_children_has_a_reason_of_its_own() {
     assert!(line.contains("\"monitor\":\"refused\","), "{line}");
 }
 
-/// The lines of a summary, from a run with these variables besides.
-fn summary(case: &str, variables: &[(&str, &str)]) -> Option<String> {
+const RANK: [(&str, &str); 2] = [("PMI_RANK", "1"), ("PMI_SIZE", "4")];
+
+/// A case with a file for the summary. `timeout` is what the launcher would have started: it is the rank, too.
+fn reports_to(file: &Path, case: &str, variables: &[(&str, &str)]) -> Output {
+    let mut command = patiently(&file.with_file_name("program"));
+    command.env("PINFOLD_SUMMARY", file).envs(variables.iter().copied());
+    built::output(command, &[&library()], &[case])
+}
+
+/// The lines of a summary, from a run with these variables besides: those of processes that began, and the others.
+fn summary(case: &str, variables: &[(&str, &str)]) -> Option<[Vec<String>; 2]> {
     let file = programs()?.join(format!("{case}-{}.summary", variables.len()));
-    let mut all = vec![("PINFOLD_SUMMARY", file.to_str().unwrap())];
-    all.extend(variables);
-    let (output, _) = run_with(&[case], &all)?;
-    assert_eq!(said(&output), done());
-    let lines = std::fs::read_to_string(&file).unwrap_or_default();
-    let _ = std::fs::remove_file(file);
+    std::fs::write(&file, "").unwrap();
+    let output = reports_to(&file, case, variables);
+    assert_eq!(said(&output), done(), "{case}");
+    let lines = lines_of(&file);
+    std::fs::remove_file(file).unwrap();
     Some(lines)
+}
+
+fn lines_of(file: &Path) -> [Vec<String>; 2] {
+    let text = std::fs::read_to_string(file).unwrap();
+    let lines = text.lines().filter(|line| !line.is_empty()).map(str::to_owned);
+    let (began, others) = lines.partition(|line| line.contains("\"began\":"));
+    [began, others]
 }
 
 #[test]
 fn a_rank_is_in_the_summary_whether_or_not_it_registered_memory() {
-    let rank = [("PMI_RANK", "1"), ("PMI_SIZE", "4")];
     for case in ["registers_once", "registers_nothing"] {
-        let Some(lines) = summary(case, &rank) else { return };
-        // `timeout`, which the launcher would have started, and the program; not the program's child.
-        assert_eq!(lines.lines().count(), 2, "{case}: {lines}");
-        let parts = ["\"rank\":1,\"ranks\":4,", "\"bypassed\":0,"];
-        assert!(lines.lines().all(|line| parts.iter().all(|part| line.contains(part))), "{lines}");
-        assert_eq!(lines.contains("\"passed\":1,"), case == "registers_once", "{lines}");
+        let Some([began, ended]) = summary(case, &RANK) else { return };
+        // `timeout`, and the program; not the program's child.
+        assert_eq!((began.len(), ended.len()), (2, 2), "{case}: {began:?}, {ended:?}");
+        let is_rank = |line: &String| line.contains("\"rank\":1,\"ranks\":4,");
+        assert!(began.iter().chain(&ended).all(is_rank), "{began:?}, {ended:?}");
+        assert!(ended.iter().all(|line| line.contains("\"bypassed\":0,")), "{ended:?}");
+        let passed = ended.iter().any(|line| line.contains("\"passed\":1,"));
+        assert_eq!(passed, case == "registers_once", "{ended:?}");
     }
-    assert_eq!(summary("registers_nothing", &[]).as_deref(), Some(""), "no rank");
-    let Some(lines) = summary("registers_once", &[]) else { return };
-    assert!(lines.lines().count() == 1 && !lines.contains("rank"), "{lines}");
+    let nothing = [vec![], vec![]];
+    assert_eq!(summary("registers_nothing", &[]), Some(nothing), "no rank");
+    let Some([began, ended]) = summary("registers_once", &[]) else { return };
+    assert_eq!((began.len(), ended.len()), (0, 1), "{began:?}, {ended:?}");
+    assert!(!ended[0].contains("rank"), "{ended:?}");
+}
+
+#[test]
+fn a_rank_that_is_killed_has_begun() {
+    let Some(programs) = programs() else { return };
+    let file = programs.join("killed.summary");
+    std::fs::write(&file, "").unwrap();
+    reports_to(&file, "is_killed", &RANK);
+    let [began, ended] = lines_of(&file);
+    // `timeout` ends as its program does.
+    assert_eq!((began.len(), ended.len()), (2, 0), "{began:?}, {ended:?}");
+}
+
+#[test]
+fn a_process_with_the_cache_off_says_so_in_the_summary() {
+    let off = ("PINFOLD_CACHE", "off");
+    for variables in [&[off][..], &[off, RANK[0], RANK[1]]] {
+        let Some([began, ended]) = summary("registers_once", variables) else { return };
+        assert_eq!((began.len(), ended.len()), (2, 0), "{began:?}, {ended:?}");
+        let says_so = |line: &String| line.contains("\"off\":\"PINFOLD_CACHE=off\",");
+        assert!(began.iter().all(says_so), "{began:?}");
+    }
+    let variables = [("PINFOLD_KEEP_FROM", "never"), RANK[0], RANK[1]];
+    let Some([began, _]) = summary("registers_nothing", &variables) else { return };
+    assert!(began[0].contains("\"off\":\"PINFOLD_KEEP_FROM has a value that"), "{began:?}");
+}
+
+/// The file is made by the starter, on its machine alone.
+#[test]
+fn a_summary_s_file_is_made_where_each_process_has_its_own_alone() {
+    let Some(programs) = programs() else { return };
+    let directory = programs.join("summaries");
+    let _ = std::fs::remove_dir_all(&directory);
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::copy(programs.join("program"), directory.join("program")).unwrap();
+    let names = || {
+        let entries = std::fs::read_dir(&directory).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name != "program").collect::<Vec<_>>()
+    };
+    let run = |name: &str| {
+        let output = reports_to(&directory.join(name), "registers_once", &RANK);
+        assert_eq!(said(&output), done(), "{name}");
+    };
+    run("of-the-starter");
+    assert!(names().is_empty(), "{:?}", names());
+    run("of-%p");
+    assert_eq!(names().len(), 2, "{:?}", names());
+}
+
+/// In `/tmp` of another machine anything can have the name of the starter's file.
+#[test]
+fn what_is_not_the_starter_s_file_is_left_as_it_is() {
+    let Some(programs) = programs() else { return };
+    let [target, name] = ["target.summary", "name.summary"].map(|name| programs.join(name));
+    let clear = || [&target, &name].map(|path| _ = std::fs::remove_file(path));
+    clear();
+    let untouched = |what: &str| {
+        let output = reports_to(&name, "registers_once", &RANK);
+        assert_eq!(said(&output), done(), "{what}");
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "", "{what}");
+        clear();
+    };
+    let make_target = || std::fs::write(&target, "").unwrap();
+    make_target();
+    std::os::unix::fs::symlink(&target, &name).unwrap();
+    untouched("a link");
+    make_target();
+    std::fs::hard_link(&target, &name).unwrap();
+    untouched("another name of a file");
+    make_target();
+    let make_pipe = || assert!(Command::new("mkfifo").arg(&name).status().unwrap().success());
+    make_pipe();
+    untouched("a pipe that no process reads");
+    make_target();
+    make_pipe();
+    let mut reader = std::fs::OpenOptions::new();
+    let mut reader = reader.read(true).custom_flags(libc::O_NONBLOCK).open(&name).unwrap();
+    untouched("a pipe");
+    assert_eq!(std::io::read_to_string(&mut reader).unwrap(), "");
+    make_target();
+    std::fs::copy(&target, &name).unwrap();
+    if std::os::unix::fs::chown(&name, Some(65534), None).is_err() {
+        clear();
+        return eprintln!("skipped: only root can give a file away");
+    }
+    let output = reports_to(&name, "registers_once", &RANK);
+    assert_eq!(said(&output), done());
+    assert_eq!(std::fs::read_to_string(&name).unwrap(), "", "another user's");
+    clear();
+}
+
+#[test]
+fn a_report_that_is_torn_by_a_limit_ends_no_process_and_tears_no_other() {
+    let Some(programs) = programs() else { return };
+    let file = programs.join("torn.summary");
+    std::fs::write(&file, "").unwrap();
+    let (code, signal, out, errors) = said(&reports_to(&file, "reports_under_a_limit", &RANK));
+    assert_eq!((code, signal, out.as_str()), (Some(0), None, "done\n"));
+    assert!(errors.starts_with("pinfold: this process is missing in the summary: "), "{errors}");
+    let [began, others] = lines_of(&file);
+    let is_whole = |line: &&String| line.ends_with('}');
+    assert_eq!((began.len(), others.len()), (2, 2), "{began:?}, {others:?}");
+    assert_eq!(others.iter().filter(is_whole).count(), 1, "{others:?}");
 }

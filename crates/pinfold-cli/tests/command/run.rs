@@ -129,13 +129,14 @@ fn a_shared_directory_has_a_file_of_each_machine_and_process() {
     }
     let directory = std::env::temp_dir().join(format!("pinfold-reports.{}", std::process::id()));
     std::fs::create_dir(&directory).unwrap();
-    let lines = [
-        r#"{"pid":1,"gets":3,"hits":2,"rank":0,"ranks":3,"monitor":"userfaultfd"}"#,
-        r#"{"pid":1,"gets":3,"rank":1,"ranks":3,"monitor":"userfaultfd"}"#,
-    ];
+    let lines = |rank| {
+        let of = format!(r#""pid":1,"rank":{rank},"ranks":3"#);
+        format!("{{{of},\"began\":1}}\\n{{{of},\"gets\":3,\"monitor\":\"userfaultfd\"}}\\n")
+    };
     let script = format!(
-        "cd \"$(dirname \"$PINFOLD_SUMMARY\")\" && echo '{}' > a.1 && echo '{}' > b.1",
-        lines[0], lines[1]
+        "cd \"$(dirname \"$PINFOLD_SUMMARY\")\" && printf '{}' > a.1 && printf '{}' > b.1",
+        lines(0),
+        lines(1)
     );
     let output = run(&["--reports", directory.to_str().unwrap(), "--", "sh", "-c", &script]);
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -144,6 +145,48 @@ fn a_shared_directory_has_a_file_of_each_machine_and_process() {
     let is_empty = std::fs::read_dir(&directory).unwrap().next().is_none();
     std::fs::remove_dir_all(&directory).unwrap();
     assert!(is_empty, "the reports are gone with the summary");
+}
+
+/// Two ranks of a job, as a launcher starts them; what `pinfold run` says. Shells may leave no report.
+fn job(arguments: &[&str], rank: &str) -> String {
+    let script = "for rank in 0 1; do PMI_RANK=$rank PMI_SIZE=2 env sh -c \"$1\" & done; wait";
+    let output = run(&[arguments, &["--", "sh", "-c", script, "launcher", rank]].concat());
+    assert_eq!(status(&output), 0);
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_rank_has_reported_when_the_process_that_the_launcher_started_has() {
+    if library().is_none() {
+        return;
+    }
+    let directory = std::env::temp_dir().join(format!("pinfold-ranks.{}", std::process::id()));
+    std::fs::create_dir(&directory).unwrap();
+    let shared = ["--reports", directory.to_str().unwrap()];
+    for arguments in [&[][..], &shared] {
+        let all = job(arguments, "exec cat /dev/null");
+        assert!(all.ends_with("pinfold: all 2 ranks reported\n"), "{all}");
+        // A child of each reports, with the rank's variables.
+        let killed = job(arguments, "cat /dev/null; kill -9 $$");
+        let said = "pinfold: 0 of 2 ranks reported; 2 began and did not: killed, ";
+        assert!(killed.starts_with(said), "{killed}");
+        let one = job(arguments, "[ $PMI_RANK = 0 ] || kill -9 $$; exec cat /dev/null");
+        assert!(one.contains("pinfold: 1 of 2 ranks reported; 1 began and did not: "), "{one}");
+        let child = job(arguments, "exec find /dev/null -exec sh -c 'kill -9 $$' \\;");
+        let said = "all 2 ranks reported; 2 processes of theirs did not: killed, ";
+        assert!(child.contains(said), "{child}");
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn a_cache_that_is_off_is_not_taken_for_ranks_that_are_missing() {
+    if library().is_none() {
+        return;
+    }
+    let said = job(&[], "exec env PINFOLD_CACHE=off cat /dev/null");
+    assert!(said.contains("nothing is cached in 2 processes: PINFOLD_CACHE=off\n"), "{said}");
+    assert!(said.ends_with("all 2 ranks reported\n"), "{said}");
 }
 
 #[test]

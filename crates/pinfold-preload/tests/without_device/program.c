@@ -257,6 +257,29 @@ static void exits_under_a_limit(void)
 	exit(0);
 }
 
+/* The summary's file takes a part of the report alone; the signal would end the process. */
+static void reports_under_a_limit(void)
+{
+	struct rlimit limit;
+	struct stat file;
+
+	begin();
+	registered(1);
+	puts("done");
+	fflush(stdout);
+	CHECK(!stat(getenv("PINFOLD_SUMMARY"), &file));
+	limit.rlim_cur = limit.rlim_max = file.st_size + 20;
+	CHECK(!setrlimit(RLIMIT_FSIZE, &limit));
+	exit(0);
+}
+
+static void is_killed(void)
+{
+	begin();
+	registered(1);
+	kill(getpid(), SIGKILL);
+}
+
 static void exits_elsewhere(void)
 {
 	char path[] = "/tmp/without_device.XXXXXX";
@@ -1778,6 +1801,8 @@ static const struct {
 	{ "restricts_another_program", restricts_another_program },
 	{ "exits_in_a_sandbox", exits_in_a_sandbox },
 	{ "exits_under_a_limit", exits_under_a_limit },
+	{ "reports_under_a_limit", reports_under_a_limit },
+	{ "is_killed", is_killed },
 	{ "exits_elsewhere", exits_elsewhere },
 	{ "exits_in_a_handler", exits_in_a_handler },
 	{ "exits_while_it_evicts", exits_while_it_evicts },
