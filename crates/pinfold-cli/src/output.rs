@@ -4,8 +4,6 @@
 //! error. Colours appear only where the stream is a terminal that has them and `NO_COLOR` is not set.
 //! A report that cannot be written is a failure of the command, unless its reader has gone away.
 
-#![allow(clippy::print_stdout, clippy::print_stderr)]
-
 use comfy_table::{Cell, Color, ContentArrangement, LineStyle, Table, TableStyle};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
@@ -125,18 +123,23 @@ impl Output {
 
     /// Says on standard error what is good to know even if the command does not come to its end.
     pub(crate) fn note(&self, what: impl fmt::Display) {
-        eprintln!("pinfold: {what}");
+        say(what);
     }
 
     /// Says on standard error why the command could not begin.
     pub(crate) fn complain(&self, failure: &Failure) {
-        eprintln!("pinfold: {failure}");
+        say(failure);
     }
 
     /// A progress bar of `steps` steps that appears on standard error after two seconds.
     pub(crate) fn progress(&self, steps: u64, what: &'static str) -> Progress {
         Progress::new(steps, what)
     }
+}
+
+/// A line on standard error; one that cannot be written there can be written nowhere.
+fn say(what: impl fmt::Display) {
+    let _ = io::stderr().write_all(format!("pinfold: {what}\n").as_bytes());
 }
 
 /// A reader that went away (`| head`) is no failure of the command.

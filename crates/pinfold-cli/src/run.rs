@@ -2,18 +2,27 @@
 //!
 //! The program's standard streams are its own; the summary goes to standard error. Its exit status
 //! becomes ours, 128 and the signal's number if a signal ended it, 126 or 127 if it could not be
-//! started.
+//! started. Nothing that this command prints or writes changes that.
 
 mod child;
+mod launcher;
 pub(crate) mod library;
-mod middleware;
+mod parameters;
+mod reports;
+mod settings;
 mod summary;
+mod warnings;
 
 use crate::output::{Failure, Output};
-use middleware::{Launcher, Middleware};
+use launcher::Launcher;
+use parameters::Files;
+use reports::Reports;
+use settings::Middleware;
+use std::env::var_os;
 use std::ffi::{OsStr, OsString};
-use std::fs;
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use summary::Summary;
@@ -47,27 +56,34 @@ pub(crate) struct Arguments {
 /// Runs the program to its end; its exit status.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure> {
     let library = library::find().map_err(Failure::unavailable)?;
+    let (name, words) = arguments.program.split_first().ok_or_else(no_program)?;
+    let json = arguments.json.as_deref().map(opened).transpose()?;
+    // Before there is anything to remove: a launcher may be asked for its version.
+    let mut job = Job::new(name, words);
+    job.set("LD_PRELOAD", library::before_others(&library, var_os("LD_PRELOAD")));
+    match arguments.middleware {
+        Some(middleware) => job.prepare(middleware, output),
+        None if Launcher::is_one(name) => output.note(HINT),
+        None => {}
+    }
+    child::catch_signals();
     let reports = Reports::new(arguments.reports.as_deref()).map_err(|error| {
         Failure::unavailable(format!("no place for the program's reports: {error}"))
     })?;
-    let (name, words) = arguments.program.split_first().ok_or_else(no_program)?;
-    let mut variables = vec![
-        ("LD_PRELOAD", library::before_others(&library, std::env::var_os("LD_PRELOAD"))),
-        ("PINFOLD_SUMMARY", reports.pattern().into()),
-    ];
-    let mut forwarded = Vec::new();
-    if let Some(middleware) = arguments.middleware {
-        prepare(middleware, words, &mut variables, output);
-        let names = variables.iter().map(|&(name, _)| name);
-        forwarded = launcher(name, output).map(|it| it.forwarding(names)).unwrap_or_default();
-    } else if Launcher::is_one(name) {
-        output.note(HINT);
-    }
-    let mut program = Command::new(name);
-    program.args(forwarded).args(words).envs(variables);
-    match child::run(program) {
+    job.set(SUMMARY, reports.pattern().into());
+    match child::run(job.command()) {
         Ok(status) => {
-            conclude(arguments, output, &reports.summary())?;
+            let mut summary = reports.summary();
+            if rank().is_some() {
+                summary.is_of_one_rank();
+            }
+            // Nothing is left to remove, so that a signal may end this process at once.
+            drop(reports);
+            child::leave_signals();
+            if let Some(status) = child::asked_to_end() {
+                return Ok(status);
+            }
+            conclude(arguments, output, json, &summary);
             Ok(status)
         }
         Err(error) => {
@@ -80,131 +96,139 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
 const HINT: &str = "what MPI registers for its peers is not cached unless asked for, and its own caches stay on: \
                     pinfold run --for mpi -- ...";
 
-/// Sets what the middleware needs, and says what stays dangerous.
-fn prepare(
-    middleware: Middleware,
-    words: &[OsString],
-    variables: &mut Vec<(&'static str, OsString)>,
-    output: &Output,
-) {
-    let overriding = fs::read_to_string(middleware::OVERRIDE).unwrap_or_default();
-    let preparation = middleware.prepare(|name| std::env::var_os(name), words, &overriding);
-    variables.extend(preparation.variables.into_iter().map(|(name, value)| (name, value.into())));
-    preparation.warnings.iter().for_each(|warning| output.note(warning));
+/// What names the place of the reports.
+const SUMMARY: &str = "PINFOLD_SUMMARY";
+
+/// What is started, and with which variables.
+struct Job<'a> {
+    program: &'a OsStr,
+    words: Vec<OsString>,
+    variables: Vec<(&'static str, OsString)>,
 }
 
-/// The launcher that the program is, if it is one.
-fn launcher(program: &OsStr, output: &Output) -> Option<Launcher> {
-    let launcher = Launcher::of(program);
-    if launcher == Some(Launcher::Unknown) {
-        output.note(format_args!(
-            "{}: not known to send variables along; ranks on other machines need LD_PRELOAD, PINFOLD_* and \
-             those of their middleware",
-            program.to_string_lossy()
-        ));
+impl<'a> Job<'a> {
+    fn new(program: &'a OsStr, words: &[OsString]) -> Self {
+        Self { program, words: words.to_vec(), variables: Vec::new() }
     }
-    launcher
+
+    fn set(&mut self, name: &'static str, value: OsString) {
+        self.variables.push((name, value));
+    }
+
+    fn command(self) -> Command {
+        let mut command = Command::new(self.program);
+        command.args(self.words).envs(self.variables);
+        command
+    }
+
+    /// Sets what the middleware needs, has it sent to the ranks, and says what stays dangerous.
+    fn prepare(&mut self, middleware: Middleware, output: &Output) {
+        let preparation = middleware.prepare(|name| var_os(name));
+        preparation.variables.into_iter().for_each(|(name, value)| self.set(name, value.into()));
+        let has_omni_path = Path::new("/dev/hfi1_0").exists();
+        let stays_on = middleware.omni_path(|name| var_os(name), has_omni_path);
+        preparation.warnings.iter().for_each(|warning| output.note(warning));
+        stays_on.iter().for_each(|warning| output.note(warning));
+        match Launcher::of(self.program) {
+            Some(launcher) => self.send(middleware, launcher, output),
+            None if middleware == Middleware::Mpi => self.say_of_no_launcher(output),
+            None => {}
+        }
+    }
+
+    /// Has the launcher send the variables along.
+    fn send(&mut self, middleware: Middleware, launcher: Launcher, output: &Output) {
+        let (names, files) = (names(middleware), Files::of(self.program));
+        let mut warnings = warnings::of_arguments(middleware, &self.words, &names);
+        warnings.extend(warnings::of_environment(middleware, self.program, |name| var_os(name)));
+        warnings.extend(files.warnings(middleware));
+        warnings.iter().for_each(|warning| output.note(warning));
+        match launcher {
+            Launcher::OpenMpi => {
+                let elsewhere = var_os(launcher::LIST_VARIABLE).or_else(|| files.list());
+                let (words, list) = launcher::forwarding(&names, &self.words, elsewhere);
+                self.words = words;
+                list.into_iter().for_each(|list| self.set(launcher::LIST_VARIABLE, list));
+            }
+            Launcher::SendsAll => {}
+            Launcher::Unknown => output.note(format_args!(
+                "{}: not known to send variables along; ranks on other machines need LD_PRELOAD, PINFOLD_* and \
+                 those of their middleware",
+                self.program.to_string_lossy()
+            )),
+        }
+    }
+
+    /// Says what this job is where no launcher was named.
+    fn say_of_no_launcher(&self, output: &Output) {
+        match rank() {
+            Some(0) => output.note(
+                "started by a launcher: each rank has a summary of its own; one of the whole job has pinfold run --for \
+                 mpi -- mpirun ...",
+            ),
+            Some(_) => {}
+            None if launcher::is_wrapper(self.program) => output.note(format_args!(
+                "{}: what it starts has the variables, but a launcher among that may not send them to other \
+                 machines; say {0} ... pinfold run --for mpi -- mpirun ...",
+                self.program.to_string_lossy()
+            )),
+            None => {}
+        }
+    }
+}
+
+/// The variables that ranks need: those of the middleware, and Pinfold's own, whether this command or the user has
+/// set them.
+fn names(middleware: Middleware) -> Vec<OsString> {
+    let settings = middleware.settings().map(|setting| setting.name);
+    let mut names: Vec<OsString> =
+        ["LD_PRELOAD", SUMMARY].into_iter().chain(settings).map(OsString::from).collect();
+    let own = std::env::vars_os().map(|(name, _)| name);
+    let own: Vec<_> = own
+        .filter(|name| name.as_bytes().starts_with(b"PINFOLD_") && !names.contains(name))
+        .collect();
+    names.extend(own);
+    names
+}
+
+/// The number of the rank that this process is, as its launcher says.
+fn rank() -> Option<u64> {
+    // As the library has them (`pinfold-preload`, `rank.rs`).
+    let launchers = [
+        ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
+        ["PMI_RANK", "PMI_SIZE"],
+        ["MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"],
+        ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"],
+    ];
+    let number = |name: &str| var_os(name)?.to_str()?.trim().parse::<u64>().ok();
+    let rank = |[its, of]: [&str; 2]| number(of).and(number(its));
+    launchers.into_iter().find_map(rank)
 }
 
 fn no_program() -> Failure {
     Failure::usage("name the program to run: pinfold run -- PROGRAM ARGUMENT...")
 }
 
-fn conclude(arguments: &Arguments, output: &Output, summary: &Summary) -> Result<(), Failure> {
-    if let Some(path) = &arguments.json {
-        let text = serde_json::to_string_pretty(summary).map_err(Failure::unavailable)? + "\n";
-        fs::write(path, text)
-            .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
+/// The file for the summary, which is emptied only when that is written.
+fn opened(path: &Path) -> Result<File, Failure> {
+    let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+    file.map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+}
+
+fn conclude(arguments: &Arguments, output: &Output, json: Option<File>, summary: &Summary) {
+    if let Some(file) = json {
+        if let Err(error) = write(file, summary) {
+            output.note(format_args!("the summary could not be written: {error}"));
+        }
     } else if !arguments.quiet {
         summary.in_words().iter().for_each(|line| output.note(line));
     }
-    Ok(())
 }
 
-/// Where the program's processes leave a line each; gone with this.
-enum Reports {
-    /// All of them in one file of this machine.
-    File(PathBuf),
-    /// Each in a file of its own, in a directory that machines share: lines that two machines append to one file may
-    /// overwrite each other.
-    Directory(PathBuf),
-}
-
-impl Reports {
-    fn new(shared: Option<&Path>) -> io::Result<Self> {
-        let name = format!("pinfold-run.{}.{:016x}", std::process::id(), fastrand::u64(..));
-        if let Some(shared) = shared {
-            let path = std::path::absolute(shared)?.join(name);
-            fs::create_dir(&path)?;
-            return Ok(Self::Directory(path));
-        }
-        let path = std::env::temp_dir().join(name);
-        // New, so that no other file is followed or truncated.
-        fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
-        Ok(Self::File(path))
+fn write(mut file: File, summary: &Summary) -> io::Result<()> {
+    let text = serde_json::to_string_pretty(summary)? + "\n";
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
     }
-
-    /// For `PINFOLD_SUMMARY`.
-    fn pattern(&self) -> PathBuf {
-        match self {
-            Self::File(path) => path.clone(),
-            Self::Directory(path) => path.join("%h.%p"),
-        }
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        match self {
-            Self::File(path) => vec![path.clone()],
-            Self::Directory(path) => {
-                let entries = fs::read_dir(path).into_iter().flatten().flatten();
-                entries.map(|entry| entry.path()).collect()
-            }
-        }
-    }
-
-    fn summary(&self) -> Summary {
-        // Bytes that are no text spoil their own line alone.
-        let read = |file| String::from_utf8_lossy(&fs::read(file).unwrap_or_default()).into_owned();
-        let texts: Vec<_> = self.files().into_iter().map(read).collect();
-        Summary::of(texts.iter().flat_map(|text| text.lines()))
-    }
-}
-
-impl Drop for Reports {
-    fn drop(&mut self) {
-        // A file that is left does no harm.
-        let _ = match self {
-            Self::File(path) => fs::remove_file(path),
-            Self::Directory(path) => fs::remove_dir_all(path),
-        };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reports_are_gone_with_their_reader() {
-        let reports = Reports::new(None).unwrap();
-        let path = reports.pattern();
-        fs::write(&path, "{\"gets\":2}\n{\"gets\":1}\n").unwrap();
-        assert_eq!(reports.summary().processes, 2);
-        drop(reports);
-        assert!(!path.exists());
-    }
-
-    #[test]
-    fn machines_that_share_a_directory_leave_a_file_each() {
-        let reports = Reports::new(Some(&std::env::temp_dir())).unwrap();
-        let pattern = reports.pattern();
-        let [own, others] = ["here.1", "there.1"].map(|name| pattern.with_file_name(name));
-        assert!(pattern.ends_with("%h.%p") && pattern.is_absolute());
-        fs::write(&own, "{\"gets\":2}\n").unwrap();
-        fs::write(&others, "{\"gets\":1}\n").unwrap();
-        assert_eq!(reports.summary().processes, 2);
-        drop(reports);
-        assert!(!pattern.parent().unwrap().exists());
-        assert!(Reports::new(Some(&own)).is_err(), "no directory");
-    }
+    file.write_all(text.as_bytes())
 }

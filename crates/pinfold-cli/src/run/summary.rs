@@ -186,6 +186,11 @@ impl Summary {
         }
     }
 
+    /// The other ranks of its job have summaries of their own.
+    pub(super) fn is_of_one_rank(&mut self) {
+        self.ranks = None;
+    }
+
     /// For people, in lines.
     pub(super) fn in_words(&self) -> Vec<String> {
         let mut lines = Vec::new();

@@ -3,11 +3,15 @@
 
 use crate::support::status;
 use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 /// The preload library where cargo has built it; it is another package's.
-fn library() -> Option<PathBuf> {
+pub(crate) fn library() -> Option<PathBuf> {
     let directory = PathBuf::from(env!("CARGO_BIN_EXE_pinfold"));
     let directory = directory.parent()?;
     let name = "libpinfold_preload.so";
@@ -17,6 +21,71 @@ fn library() -> Option<PathBuf> {
         eprintln!("skipped: {name} is not built: cargo build -p pinfold-preload");
     }
     found
+}
+
+/// A directory of one test's own, with one for temporary files in it.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(crate) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("pinfold-{name}.{}", std::process::id()));
+        fs::create_dir_all(path.join("tmp")).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn place(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// A file that can be started.
+    pub(crate) fn program(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.place(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    /// `pinfold run` with these arguments, and with the environment of no job.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+        let jobs = ["PINFOLD_", "UCX_", "FI_", "OMPI_", "MV2_", "PMI_", "SLURM_"];
+        for (name, _) in std::env::vars_os() {
+            if jobs.iter().any(|job| name.to_string_lossy().starts_with(job)) {
+                command.env_remove(name);
+            }
+        }
+        command.arg("run").args(arguments).env("TMPDIR", self.place("tmp"));
+        command
+    }
+
+    /// The names of the temporary files.
+    pub(crate) fn leftovers(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.place("tmp")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    pub(crate) fn send(&self, child: &Child, signal: i32) {
+        let kill = format!("kill -{signal} {}", child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    }
+
+    pub(crate) fn await_file(&self, name: &str) {
+        self.await_that("the file is there", || self.place(name).exists());
+    }
+
+    pub(crate) fn await_that(&self, what: &str, is: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !is() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+            sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }
 
 fn run(arguments: &[&str]) -> Output {
@@ -87,8 +156,8 @@ fn the_summary_is_one_object_in_a_file() {
     }
     let file = std::env::temp_dir().join(format!("pinfold-summary.{}", std::process::id()));
     let output = run(&["--json", file.to_str().unwrap(), "--", "true", "--json"]);
-    let text = std::fs::read_to_string(&file).unwrap();
-    std::fs::remove_file(&file).unwrap();
+    let text = fs::read_to_string(&file).unwrap();
+    fs::remove_file(&file).unwrap();
     assert_eq!((status(&output), output.stderr.len()), (0, 0));
     let summary: Value = serde_json::from_str(&text).unwrap();
     for key in ["gets", "hits", "misses", "regs", "deregs", "invalidations"] {
@@ -128,7 +197,7 @@ fn a_shared_directory_has_a_file_of_each_machine_and_process() {
         return;
     }
     let directory = std::env::temp_dir().join(format!("pinfold-reports.{}", std::process::id()));
-    std::fs::create_dir(&directory).unwrap();
+    fs::create_dir(&directory).unwrap();
     let lines = |rank| {
         let of = format!(r#""pid":1,"rank":{rank},"ranks":3"#);
         format!("{{{of},\"began\":1}}\\n{{{of},\"gets\":3,\"monitor\":\"userfaultfd\"}}\\n")
@@ -142,8 +211,8 @@ fn a_shared_directory_has_a_file_of_each_machine_and_process() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("userfaultfd in 2 (ranks 0-1)"), "{errors}");
     assert!(errors.contains("2 of 3 ranks reported; "), "{errors}");
-    let is_empty = std::fs::read_dir(&directory).unwrap().next().is_none();
-    std::fs::remove_dir_all(&directory).unwrap();
+    let is_empty = fs::read_dir(&directory).unwrap().next().is_none();
+    fs::remove_dir_all(&directory).unwrap();
     assert!(is_empty, "the reports are gone with the summary");
 }
 

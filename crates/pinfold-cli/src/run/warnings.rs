@@ -1,0 +1,272 @@
+//! What a launcher's arguments and lists of variables do against the variables of `pinfold run --for`, said before the
+//! job starts.
+//!
+//! Arguments are looked at up to the program's name. Which word that is depends on how many values each option has:
+//! behind an option that is not in the table, what is found is only said to be possible.
+
+use super::launcher::{LIST, LIST_VARIABLE};
+use super::settings::Middleware;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+/// What an option of a launcher is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum About {
+    /// A variable for the ranks: `NAME=VALUE`; `NAME` alone has the environment's value.
+    Pair,
+    /// The same, or `NAME VALUE`.
+    Variable,
+    /// A parameter of Open MPI: `NAME VALUE`.
+    Parameter,
+    /// No variables are sent.
+    SendsNone,
+    /// Only the variables that a list names are sent.
+    SendsOnly,
+    /// Slurm's: those that a list names, and all if it has `ALL`.
+    Export,
+    /// A file that sets parameters and variables.
+    File,
+    /// Nothing of interest, with one value, or with none.
+    Other,
+    Flag,
+}
+
+/// The options of Open MPI, MPICH and Slurm that are known, without their dashes.
+const OPTIONS: [(About, &str); 9] = [
+    (About::Pair, "x"),
+    (About::Variable, "genv env"),
+    (About::Parameter, "mca gmca omca gomca"),
+    (About::SendsNone, "genvnone envnone"),
+    (About::SendsOnly, "genvlist envlist"),
+    (About::Export, "export"),
+    (About::File, "tune am"),
+    (
+        About::Other,
+        "n np c N H f p t host hosts hostfile machinefile wdir wd path prefix ppn map-by bind-to \
+         rank-by npernode ntasks nodes rankfile launcher",
+    ),
+    (
+        About::Flag,
+        "oversubscribe allow-run-as-root report-bindings tag-output l q v genvall envall",
+    ),
+];
+
+/// An option before a program's name.
+#[derive(Debug)]
+struct Found {
+    option: String,
+    about: About,
+    values: Vec<String>,
+    /// Whether it is the launcher's for sure, and not the program's.
+    sure: bool,
+}
+
+/// The options that a launcher's arguments have before the names of programs, which colons part.
+fn options(words: &[OsString]) -> Vec<Found> {
+    let words: Vec<_> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    words.split(|word| word == ":").flat_map(options_of_one).collect()
+}
+
+fn options_of_one(mut words: &[String]) -> Vec<Found> {
+    let (mut all, mut sure) = (Vec::new(), true);
+    while let [option, rest @ ..] = words {
+        let Some(name) = option.strip_prefix('-') else { break };
+        words = rest;
+        let name = name.trim_start_matches('-');
+        let (name, inline) =
+            name.split_once('=').map_or((name, None), |(name, value)| (name, Some(value)));
+        let Some((about, _)) =
+            OPTIONS.iter().find(|(_, names)| names.split(' ').any(|it| it == name))
+        else {
+            if inline.is_none() && words.first().is_some_and(|next| !next.starts_with('-')) {
+                (words, sure) = (&words[1..], false);
+            }
+            continue;
+        };
+        let mut values: Vec<String> = inline.map(String::from).into_iter().collect();
+        while values.len() < about.values(&values) && !words.is_empty() {
+            values.push(words[0].clone());
+            words = &words[1..];
+        }
+        all.push(Found { option: option.clone(), about: *about, values, sure });
+    }
+    all
+}
+
+impl About {
+    /// How many values the option has, of which these are the first.
+    fn values(self, first: &[String]) -> usize {
+        match self {
+            Self::SendsNone | Self::Flag => 0,
+            Self::Parameter => 2,
+            Self::Variable if first.first().is_none_or(|it| !it.contains('=')) => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// What the arguments of a launcher do against the variables of these names.
+pub(super) fn of_arguments(
+    middleware: Middleware,
+    words: &[OsString],
+    names: &[OsString],
+) -> Vec<String> {
+    options(words).iter().flat_map(|found| found.warnings(middleware, names)).collect()
+}
+
+impl Found {
+    fn warnings(&self, middleware: Middleware, names: &[OsString]) -> Vec<String> {
+        let how = if self.sure { "is set by an argument" } else { "may be set by an argument" };
+        let set = self.assigned().into_iter();
+        let set = set.filter_map(|(name, value)| sets(middleware, &name, value, how));
+        self.of_sending(names).into_iter().chain(set).collect()
+    }
+
+    /// The variables of the ranks that have a value by this.
+    fn assigned(&self) -> Vec<(String, &str)> {
+        match (self.about, &self.values[..]) {
+            (About::Pair | About::Variable, [pair]) => pairs([&**pair]),
+            (About::Variable, [name, value]) => vec![(name.clone(), value)],
+            (About::Parameter, [name, list]) if name == LIST => pairs(list.split(';')),
+            (About::Parameter, [name, value]) => vec![(format!("OMPI_MCA_{name}"), value)],
+            (About::Export, [list]) => pairs(list.split(',')),
+            _ => Vec::new(),
+        }
+    }
+
+    /// What this does to the variables that are sent.
+    fn of_sending(&self, names: &[OsString]) -> Option<String> {
+        let (option, does) = (&self.option, if self.sure { "sends" } else { "may send" });
+        let what = match (self.about, &self.values[..]) {
+            (About::SendsNone, _) => "no variables",
+            (About::SendsOnly, [list]) if !has_all(list, names) => "only some variables",
+            (About::Export, [list]) if !exports_all(list) => "only some variables",
+            (About::File, [file]) => {
+                return Some(format!(
+                    "{option} {file}: what this file sets counts before these variables, and is not looked at"
+                ));
+            }
+            _ => return None,
+        };
+        Some(format!(
+            "{option} {does} {what} to the ranks, which need LD_PRELOAD, PINFOLD_* and those of their middleware"
+        ))
+    }
+}
+
+/// Those that have a value.
+fn pairs<'a>(words: impl IntoIterator<Item = &'a str>) -> Vec<(String, &'a str)> {
+    let pairs = words.into_iter().filter_map(|word| word.split_once('='));
+    pairs.map(|(name, value)| (name.into(), value)).collect()
+}
+
+fn has_all(list: &str, names: &[OsString]) -> bool {
+    names.iter().all(|name| list.split(',').any(|listed| *name == *listed))
+}
+
+/// Whether a list of Slurm's sends all variables.
+fn exports_all(list: &str) -> bool {
+    list.split(',').any(|word| word.eq_ignore_ascii_case("all"))
+}
+
+/// What it means that a variable of the ranks is set.
+pub(super) fn sets(middleware: Middleware, name: &str, value: &str, how: &str) -> Option<String> {
+    if name == "LD_PRELOAD" {
+        return Some(format!(
+            "{name} {how} to {value:?}: the ranks are started without Pinfold's library"
+        ));
+    }
+    middleware.setting(name)?.conflict(name, OsStr::new(value), how)
+}
+
+/// What variables other than those of a middleware do: Slurm's list of variables to send, and Open MPI's.
+pub(super) fn of_environment(
+    middleware: Middleware,
+    launcher: &OsStr,
+    set: impl Fn(&str) -> Option<OsString>,
+) -> Vec<String> {
+    let set = |name: &str| set(name).map(|value| value.to_string_lossy().into_owned());
+    let is_slurm = Path::new(launcher).file_name().is_some_and(|name| name == "srun");
+    let exported =
+        set("SLURM_EXPORT_ENV").filter(|list| is_slurm && !list.is_empty() && !exports_all(list));
+    let exported = exported.map(|list| {
+        format!("SLURM_EXPORT_ENV={list}: srun does not send all variables to the ranks; say --export=ALL")
+    });
+    let list = set(LIST_VARIABLE).unwrap_or_default();
+    let how = format!("is set by {LIST_VARIABLE}");
+    let pairs = pairs(list.split(';')).into_iter();
+    let listed = pairs.filter_map(|(name, value)| sets(middleware, &name, value, &how));
+    exported.into_iter().chain(listed).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<OsString> {
+        text.split(' ').map(OsString::from).collect()
+    }
+
+    fn said(arguments: &str) -> Vec<String> {
+        of_arguments(Middleware::Mpi, &words(arguments), &words("LD_PRELOAD FI_X"))
+    }
+
+    #[test]
+    fn each_way_to_set_something_else_is_named_once() {
+        for (arguments, part) in [
+            (
+                "--mca memory patcher -n 2 ./a.out",
+                "OMPI_MCA_memory is set by an argument to \"patcher\"",
+            ),
+            ("-n 2 --omca opal_leave_pinned 1 ./a.out", "OMPI_MCA_opal_leave_pinned is set"),
+            ("-n 2 -x UCX_RCACHE_ENABLE=y -x LD_PRELOAD ./a.out", "to \"y\""),
+            ("--x UCX_RCACHE_ENABLE=y ./a.out", "to \"y\""),
+            ("-x LD_PRELOAD=/b.so ./a.out", "without Pinfold's library"),
+            ("-mca mca_base_env_list A;UCX_RCACHE_ENABLE=y ./a.out", "to \"y\""),
+            ("-genv UCX_RCACHE_ENABLE y ./a.out", "to \"y\""),
+            ("-genv UCX_RCACHE_ENABLE=y ./a.out", "to \"y\""),
+            ("-n 2 -env UCX_RCACHE_ENABLE y ./a.out", "to \"y\""),
+            ("-n 1 ./a.out : -n 1 -env UCX_RCACHE_ENABLE y ./b.out", "to \"y\""),
+            ("-genvnone -n 2 ./a.out", "-genvnone sends no variables"),
+            ("-envlist PATH,LD_PRELOAD ./a.out", "only some variables"),
+            ("--export=NONE ./a.out", "--export=NONE sends only some"),
+            ("--export PATH ./a.out", "only some variables"),
+            ("--export=ALL,UCX_RCACHE_ENABLE=y ./a.out", "to \"y\""),
+            ("--tune file ./a.out", "file: what this file sets"),
+            ("--frobnicate 3 --mca memory patcher ./a.out", "may be set by an argument"),
+        ] {
+            let warnings = said(arguments);
+            let [warning] = &warnings[..] else { panic!("{arguments}: {warnings:?}") };
+            assert!(warning.contains(part) && warning.len() < 240, "{arguments}: {warning}");
+        }
+    }
+
+    #[test]
+    fn what_means_the_same_or_is_the_program_s_is_not_named() {
+        for arguments in [
+            "-n 2 ./a.out --mca memory patcher",
+            "-n 1 ./a.out -x UCX_RCACHE_ENABLE=y : -n 1 ./b.out -genvnone",
+            "-mca memory ^patcher,ucx -x FI_MR_CACHE_MAX_COUNT=0x0 ./a.out",
+            "--export=ALL -n2",
+            "-genvlist PATH,FI_X,LD_PRELOAD ./a.out",
+            "-x UCX_RCACHE_ENABLE_MORE=y -x",
+            "--mca",
+        ] {
+            assert_eq!(said(arguments), [""; 0], "{arguments}");
+        }
+    }
+
+    #[test]
+    fn lists_of_variables_in_the_environment_are_read() {
+        let set = |name: &str| match name {
+            "SLURM_EXPORT_ENV" => Some("NONE".into()),
+            LIST_VARIABLE => Some("A;UCX_RCACHE_ENABLE=y".into()),
+            _ => None,
+        };
+        let of = |launcher| of_environment(Middleware::Mpi, OsStr::new(launcher), set);
+        assert_eq!(of("/usr/bin/srun").len(), 2);
+        let open_mpi = of("mpirun");
+        assert!(open_mpi.len() == 1 && open_mpi[0].contains("env_list to \"y\""), "{open_mpi:?}");
+        assert!(of_environment(Middleware::Mpi, OsStr::new("srun"), |_| None).is_empty());
+    }
+}

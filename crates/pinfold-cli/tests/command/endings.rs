@@ -1,0 +1,178 @@
+//! How a program under `pinfold run` ends, whatever becomes of what is printed and written, and which signals reach it.
+
+use crate::run::{Scratch, library};
+use crate::support::status;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, Stdio};
+
+/// Says that it is ready, and ends with status 5 by one of these signals.
+const WAITS: &str =
+    "trap 'exit 5' INT QUIT TERM USR1 XCPU ALRM; echo $$; while :; do sleep 0.02; done";
+
+/// The command, and its program's number, once that has said it.
+fn ready(mut command: Command) -> (Child, u32) {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    (child, line.trim().parse().unwrap())
+}
+
+#[test]
+fn a_signal_to_the_command_alone_reaches_the_program() {
+    if library().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("reaches");
+    for signal in
+        [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGXCPU, libc::SIGALRM]
+    {
+        let mut command = scratch.command(&["--quiet", "--", "sh", "-c", WAITS]);
+        command.stderr(Stdio::null());
+        let (mut child, _) = ready(command);
+        scratch.send(&child, signal);
+        assert_eq!(child.wait().unwrap().code(), Some(5), "signal {signal}");
+    }
+    assert_eq!(scratch.leftovers(), [""; 0]);
+}
+
+/// The letter that the kernel has for a process's state.
+fn state(process: u32) -> char {
+    let text = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    text.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap()
+}
+
+#[test]
+fn the_command_stops_with_the_program_and_continues_with_it() {
+    if library().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("stops");
+    let mut command = scratch.command(&["--quiet", "--", "sh", "-c", WAITS]);
+    // In a group whose parent is in another one: the kernel stops no others by this signal.
+    let (mut child, program) = ready({
+        command.process_group(0);
+        command
+    });
+    for (signal, stopped) in [
+        (libc::SIGTSTP, true),
+        (libc::SIGCONT, false),
+        (libc::SIGTSTP, true),
+        (libc::SIGCONT, false),
+    ] {
+        scratch.send(&child, signal);
+        for process in [child.id(), program] {
+            scratch.await_that("it stops or continues", || (state(process) == 'T') == stopped);
+        }
+    }
+    scratch.send(&child, libc::SIGTERM);
+    assert_eq!(child.wait().unwrap().code(), Some(5));
+}
+
+#[test]
+fn a_signal_after_the_program_s_end_ends_the_command() {
+    if library().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("after");
+    // Full, so that the summary cannot be written there for now.
+    let (_reader, mut full) = UnixStream::pair().unwrap();
+    full.set_nonblocking(true).unwrap();
+    while full.write(&[b'.'; 4096]).is_ok() {}
+    full.set_nonblocking(false).unwrap();
+    let mut command = scratch.command(&["--", "sh", "-c", "echo 1"]);
+    command.stderr(OwnedFd::from(full));
+    let (mut child, _) = ready(command);
+    scratch.await_that("the reports are read and gone", || scratch.leftovers().is_empty());
+    scratch.await_that("the command writes", || state(child.id()) == 'S');
+    scratch.send(&child, libc::SIGTERM);
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
+}
+
+#[test]
+fn what_cannot_be_printed_changes_nothing() {
+    if library().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("full");
+    let dangerous = |command: &mut Command| {
+        command.env("UCX_RCACHE_ENABLE", "y").stdout(Stdio::null()).status().unwrap().code()
+    };
+    let words = ["--for", "mpi", "--", "sh", "-c", "exit 7"];
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    assert_eq!(dangerous(scratch.command(&words).stderr(full)), Some(7));
+    let mut closed = Command::new("sh");
+    closed
+        .args(["-c", "exec \"$0\" \"$@\" 2>&-", env!("CARGO_BIN_EXE_pinfold"), "run"])
+        .args(words);
+    assert_eq!(dangerous(&mut closed), Some(7));
+}
+
+#[test]
+fn a_summary_that_cannot_be_written_is_refused_before_the_program_starts() {
+    if library().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("json");
+    let started = scratch.place("started");
+    let start = |json: &str| {
+        let words = ["--json", json, "--", "touch", started.to_str().unwrap()];
+        scratch.command(&words).output().unwrap()
+    };
+    let refused = start("/no/such/directory/file");
+    assert_eq!((status(&refused), started.exists()), (2, false), "{refused:?}");
+    let full = start("/dev/full");
+    let errors = String::from_utf8_lossy(&full.stderr);
+    assert_eq!((status(&full), started.exists()), (0, true), "the program's status stays");
+    assert!(errors.contains("the summary could not be written"), "{errors}");
+    let longer = scratch.place("longer");
+    File::create(&longer).unwrap().write_all(&[b' '; 100_000]).unwrap();
+    assert_eq!(status(&start(longer.to_str().unwrap())), 0);
+    assert!(fs::read(&longer).unwrap().len() < 10_000, "what was there is gone");
+}
+
+#[test]
+fn only_regular_files_are_read() {
+    if library().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("fifo");
+    let place = scratch.place("reports");
+    fs::create_dir(&place).unwrap();
+    let shared = [
+        "--reports",
+        place.to_str().unwrap(),
+        "--",
+        "sh",
+        "-c",
+        "mkfifo \"$(dirname \"$PINFOLD_SUMMARY\")/a.1\"",
+    ];
+    assert_eq!(status(&scratch.command(&shared).output().unwrap()), 0);
+    let own = ["--", "sh", "-c", "rm \"$PINFOLD_SUMMARY\" && mkfifo \"$PINFOLD_SUMMARY\""];
+    assert_eq!(status(&scratch.command(&own).output().unwrap()), 0);
+    assert_eq!(fs::read_dir(&place).unwrap().count(), 0);
+    assert_eq!(scratch.leftovers(), [""; 0]);
+}
+
+#[test]
+fn reports_are_found_wherever_the_program_goes_or_their_place_is_refused() {
+    if library().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("tmpdir");
+    let report =
+        "cd / && [ -f \"$PINFOLD_SUMMARY\" ] && echo '{\"gets\":3}' >> \"$PINFOLD_SUMMARY\"";
+    let mut relative = scratch.command(&["--", "sh", "-c", report]);
+    let output = relative.current_dir(scratch.place("")).env("TMPDIR", ".").output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("3 registrations asked for"), "{errors}");
+    let mut marked = scratch.command(&["--", "true"]);
+    let output = marked.env("TMPDIR", scratch.place("%h")).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(status(&output) == 77 && errors.contains("use another directory"), "{errors}");
+    assert_eq!(status(&scratch.command(&["--", "/no/such/program"]).output().unwrap()), 127);
+    assert_eq!(scratch.leftovers(), [""; 0]);
+}
