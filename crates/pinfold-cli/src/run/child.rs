@@ -16,8 +16,9 @@ use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::{io, mem, ptr};
 
-/// The process that signals are sent on to; 0 for none.
-static CHILD: AtomicI32 = AtomicI32::new(0);
+/// The process that signals are sent on to; 0 for none any more.
+static CHILD: AtomicI32 = AtomicI32::new(NOT_YET);
+const NOT_YET: i32 = -1;
 /// The signal that arrived while there was none; 0 for none.
 static NOTED: AtomicI32 = AtomicI32::new(0);
 
@@ -72,6 +73,9 @@ pub(super) fn run(mut program: Command) -> io::Result<u8> {
     if earlier != 0 {
         send_to(CHILD.load(Ordering::SeqCst), earlier);
     }
+    if earlier == libc::SIGTSTP {
+        stop();
+    }
     wait_for_end(child.id());
     CHILD.store(0, Ordering::SeqCst);
     child.wait().map(as_exit_status)
@@ -118,11 +122,15 @@ extern "C" fn on_signal(
     if child > 0 && (by_process || !FROM_TERMINAL.contains(&signal)) {
         send_to(child, signal);
     }
-    if signal == libc::SIGTSTP {
-        as_by_default(signal);
-        catch(signal);
-    } else if child == 0 && signal != libc::SIGCONT && NOTED.swap(signal, Ordering::SeqCst) != 0 {
-        as_by_default(signal);
+    match signal {
+        libc::SIGTSTP if child != NOT_YET => stop(),
+        libc::SIGCONT => {
+            let (ours, none) = (libc::SIGTSTP, 0);
+            let _ = NOTED.compare_exchange(ours, none, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        _ if child > 0 => {}
+        _ if matches!(NOTED.swap(signal, Ordering::SeqCst), 0 | libc::SIGTSTP) => {}
+        _ => as_by_default(signal),
     }
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
@@ -133,16 +141,26 @@ fn send_to(child: libc::pid_t, signal: libc::c_int) {
     unsafe { libc::kill(child, signal) };
 }
 
-/// Does what the signal does to a program without a handler: stops this process, or ends it.
+/// Stops this process as the signal does to a program without a handler, which is that of the signal: a second one waits
+/// for its end. A group that no shell watches is not stopped: nothing may continue it.
+fn stop() {
+    // SAFETY: handlers may make these calls.
+    unsafe {
+        let shell = libc::getppid();
+        let is_watched =
+            libc::getsid(shell) == libc::getsid(0) && libc::getpgid(shell) != libc::getpgrp();
+        if is_watched {
+            libc::raise(libc::SIGSTOP);
+        }
+    }
+}
+
+/// Ends this process by the signal, behind its handler.
 fn as_by_default(signal: libc::c_int) {
-    // SAFETY: handlers may make these calls. The signal, which is blocked while its handler runs, arrives in the last.
+    // SAFETY: handlers may make these calls.
     unsafe {
         libc::signal(signal, libc::SIG_DFL);
         libc::raise(signal);
-        let mut this: libc::sigset_t = mem::zeroed();
-        libc::sigemptyset(&raw mut this);
-        libc::sigaddset(&raw mut this, signal);
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const this, ptr::null_mut());
     }
 }
 

@@ -49,7 +49,7 @@ fn said(output: &Output) -> [String; 2] {
 const OPEN_MPI: &str = "echo 'mpirun (Open MPI) 4.1.4'";
 
 #[test]
-fn open_mpi_sends_every_variable_to_every_program_whoever_set_it() {
+fn open_mpi_sends_ours_and_the_user_s_variables_to_every_program() {
     let Some(job) = Job::new("sends", "mpirun", OPEN_MPI) else { return };
     let mut command =
         job.command(&["-n", "1", "./a", ":", "-n", "1", "./b", "-x", "UCX_MEM_EVENTS=y"]);
