@@ -96,6 +96,9 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
 const HINT: &str = "what MPI registers for its peers is not cached unless asked for, and its own caches stay on: \
                     pinfold run --for mpi -- ...";
 
+const BY_LIST: &str =
+    "the variables are sent by your mca_base_env_list, because Open MPI 4 refuses -x next to it";
+
 /// What names the place of the reports.
 const SUMMARY: &str = "PINFOLD_SUMMARY";
 
@@ -147,6 +150,9 @@ impl<'a> Job<'a> {
             Launcher::OpenMpi => {
                 let elsewhere = var_os(launcher::LIST_VARIABLE).or_else(|| files.list());
                 let (words, list) = launcher::forwarding(&names, &self.words, elsewhere);
+                if words.len() == self.words.len() {
+                    output.note(BY_LIST);
+                }
                 self.words = words;
                 list.into_iter().for_each(|list| self.set(launcher::LIST_VARIABLE, list));
             }

@@ -76,7 +76,8 @@ fn a_list_of_variables_has_them_instead() {
     let Some(job) = Job::new("list", "mpirun", OPEN_MPI) else { return };
     let environment =
         job.command(&["./a"]).env("OMPI_MCA_mca_base_env_list", "A=1;B").output().unwrap();
-    let [words, _] = said(&environment);
+    let [words, errors] = said(&environment);
+    assert!(errors.contains("sent by your mca_base_env_list"), "{errors}");
     assert!(words.contains("list A=1;B;LD_PRELOAD;PINFOLD_SUMMARY;"), "{words}");
     assert!(!words.contains("word -x"), "{words}");
     let argument = job.command(&["--mca", "mca_base_env_list", "B", "./a"]).output().unwrap();
