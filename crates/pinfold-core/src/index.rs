@@ -299,7 +299,7 @@ impl Recycler {
     /// Room for a list of this class, if there is any. That of a longer one is cut, unless a short one can be made.
     fn take(&mut self, class: usize) -> Option<usize> {
         let longest = if class > MADE_LATE { CLASSES } else { class + 1 };
-        let mut cut = (class..longest).find(|&it| self.free[it].len() > 0)?;
+        let mut cut = (class..longest).find(|&it| !self.free[it].is_empty())?;
         let address = self.free[cut].pop()?;
         while cut > class {
             cut -= 1;
