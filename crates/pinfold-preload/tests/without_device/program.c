@@ -1579,13 +1579,47 @@ static int unwatch(int uffd, char *start, size_t length)
 	return ioctl(uffd, UFFDIO_UNREGISTER, &range);
 }
 
-static int own_userfaultfd(void)
+static int userfaultfd_with(unsigned long features)
 {
-	struct uffdio_api api = { .api = UFFD_API };
-	int uffd = syscall(SYS_userfaultfd, O_CLOEXEC);
+	struct uffdio_api api = { .api = UFFD_API, .features = features };
+	int uffd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
 
 	CHECK(uffd >= 0 && !ioctl(uffd, UFFDIO_API, &api));
 	return uffd;
+}
+
+static int own_userfaultfd(void)
+{
+	return userfaultfd_with(0);
+}
+
+static void *moves_what_is_watched(void *from)
+{
+	void *to = map();
+
+	CHECK(mremap(from, BYTES, BYTES, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+	return NULL;
+}
+
+/* Before it reads that one thread moves what its own userfaultfd watches, for which that thread waits, another has it
+ * watch what is kept. */
+static void watches_beside_a_move(void)
+{
+	int uffd = userfaultfd_with(UFFD_FEATURE_EVENT_REMAP);
+	struct pollfd event = { uffd, POLLIN, 0 };
+	struct uffd_msg message;
+	pthread_t thread;
+	void *moved;
+
+	begin();
+	registered(4);
+	CHECK(!watch(uffd, moved = map(), BYTES));
+	CHECK(!pthread_create(&thread, NULL, moves_what_is_watched, moved));
+	CHECK(poll(&event, 1, -1) == 1 && event.revents == POLLIN);
+	CHECK(!watch(uffd, memory, BYTES));
+	CHECK(read(uffd, &message, sizeof(message)) == sizeof(message) && message.event == UFFD_EVENT_REMAP);
+	CHECK(!pthread_join(thread, NULL));
+	puts("done");
 }
 
 static sem_t is_kept;
@@ -1852,6 +1886,7 @@ static const struct {
 	{ "closes_everything_again_and_again", closes_everything_again_and_again },
 	{ "child_has_threads", child_has_threads },
 	{ "registers_nothing_in_a_sandbox", registers_nothing_in_a_sandbox },
+	{ "watches_beside_a_move", watches_beside_a_move },
 	{ "watches_beside_registrations", watches_beside_registrations },
 	{ "generations_leave", generations_leave },
 };

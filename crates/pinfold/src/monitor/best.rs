@@ -21,7 +21,7 @@ use super::ebpf::Ebpf;
 use super::feed::Feed;
 use super::none::NoMonitor;
 use super::start::StartError;
-use super::userfaultfd::Userfaultfd;
+use super::userfaultfd::{Pause, Userfaultfd};
 use super::with_feed::{Combinable, WithFeed};
 use crate::mappings::Mapping;
 use crate::{
@@ -33,7 +33,7 @@ use std::error::Error;
 use std::io;
 use std::os::fd::RawFd;
 use std::path::Path;
-use std::sync::{Arc, RwLockWriteGuard};
+use std::sync::Arc;
 
 /// Which monitor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -177,7 +177,8 @@ impl Best {
 
     /// Until the answer is dropped, no call of [`watch`](Monitor::watch) or [`unwatch`](Self::unwatch), on any thread, has
     /// the kernel watch anything: for a system call that a watch would have the kernel refuse. Those calls wait some 20 ms at
-    /// most, and then watch nothing and end no watch. Waits for those that have begun: some 20 ms at most.
+    /// most, and then watch nothing and end no watch. Waits for those that have begun, and for another pause: some 20 ms at most
+    /// for each. Beside a pause that lasts longer this one is that one, and over with it.
     pub fn pause_watches(&self) -> WatchPause<'_> {
         let paused = match &self.active {
             Active::Userfaultfd(monitor) => monitor.monitor().pause(),
@@ -273,8 +274,8 @@ fn fed<M: Combinable>(monitor: M) -> WithFeed<M> {
 #[derive(Debug)]
 pub struct WatchPause<'m> {
     monitor: &'m Best,
-    /// `None` where no monitor watches mappings of this process.
-    _paused: Option<RwLockWriteGuard<'m, ()>>,
+    /// `None` where no monitor watches mappings of this process, or another pause lasts.
+    _paused: Option<Pause<'m>>,
 }
 
 impl WatchPause<'_> {

@@ -68,7 +68,9 @@ use pinfold_kernel::{
 };
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+};
 
 /// Watches private anonymous memory, without privileges.
 ///
@@ -97,8 +99,10 @@ pub struct Userfaultfd {
     /// `watching`.
     naming: Mutex<()>,
     /// Shared by calls that have mappings watched; held alone while none may ([`pause`](Self::pause)). Taken before all
-    /// other locks.
+    /// other locks but `pausing`.
     watching: RwLock<()>,
+    /// Held by the thread that pauses them.
+    pausing: Mutex<()>,
 }
 
 /// One short line: its log alone has thousands of entries.
@@ -108,6 +112,13 @@ impl fmt::Debug for Userfaultfd {
             .field("descriptor", &self.uffd.number())
             .finish_non_exhaustive()
     }
+}
+
+/// No call has a mapping watched until this is dropped.
+#[derive(Debug)]
+pub(super) struct Pause<'m> {
+    _watching: RwLockWriteGuard<'m, ()>,
+    _alone: MutexGuard<'m, ()>,
 }
 
 /// How many ranges of watched mappings are told apart; with more, the mappings between some of them
@@ -171,6 +182,7 @@ impl Userfaultfd {
             unwatching,
             naming,
             watching: RwLock::new(()),
+            pausing: Mutex::new(()),
         };
         self_test::of_the_events(&monitor, || monitor.watched_page())?;
         // The test's: no other memory was watched, and the addresses of its pages will be those of other memory.
@@ -429,10 +441,27 @@ impl Userfaultfd {
     }
 
     /// Until it is dropped no call has a mapping watched. Waits for those that do. `None` where none is: in a forked child,
-    /// which may have the lock of a thread of its parent, and where the monitor is lost.
-    pub(super) fn pause(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        let lock = || self.watching.write().unwrap_or_else(PoisonError::into_inner);
-        self.usable().is_ok().then(lock)
+    /// which may have the lock of a thread of its parent, and where the monitor is lost. Nor beside another pause that
+    /// outlasts [`Patience`], for the reason of [`share_watching`](Self::share_watching): that one may be over at any moment.
+    pub(super) fn pause(&self) -> Option<Pause<'_>> {
+        let mut patience = Patience::new();
+        while self.usable().is_ok() {
+            match self.pausing.try_lock() {
+                Err(TryLockError::WouldBlock) if patience.is_over() => return None,
+                Err(TryLockError::WouldBlock) => patience.pause(),
+                Ok(alone) => return Some(self.pause_alone(alone)),
+                Err(TryLockError::Poisoned(error)) => {
+                    return Some(self.pause_alone(error.into_inner()));
+                }
+            }
+        }
+        None
+    }
+
+    /// Calls that have mappings watched come to an end, and no other thread pauses them.
+    fn pause_alone<'m>(&'m self, alone: MutexGuard<'m, ()>) -> Pause<'m> {
+        let watching = self.watching.write().unwrap_or_else(PoisonError::into_inner);
+        Pause { _watching: watching, _alone: alone }
     }
 
     /// As [`unwatch_paused`](Self::unwatch_paused), while other threads have mappings watched, as this does for a moment: see
@@ -452,7 +481,7 @@ impl Userfaultfd {
     /// ends, for what is registered; by [`change_pending`](Monitor::change_pending) meanwhile; and once more when it has
     /// ended, for what was watched before that and is being registered still.
     ///
-    /// Behind a [`pause`](Self::pause) or [`share_watching`](Self::share_watching).
+    /// Behind a [`pause`](Self::pause) or [`share_watching`](Self::share_watching), or beside a pause that lasts.
     pub(super) fn unwatch_paused(&self, range: AddressRange) {
         let range = range.page_aligned(page_bytes());
         if self.usable().is_err() || !self.uffd.is_ours() {
