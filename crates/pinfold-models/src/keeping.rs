@@ -115,9 +115,11 @@ pub(crate) mod device {
     #[derive(Clone, Default, Debug)]
     pub(crate) struct OpenDevices(Option<(usize, Opening)>);
 
-    /// Of the thread that deregisters: all threads of a model have the device.
+    /// All threads of a model have the device.
     #[derive(Debug)]
-    pub(crate) struct Table;
+    pub(crate) enum Table {
+        Shared,
+    }
 
     #[derive(Debug)]
     pub(crate) struct LentDevice(pub(super) Opening);
@@ -272,6 +274,8 @@ struct Pinned {
     opening: u64,
     /// Pinned pages by handle; `None` once deregistered.
     pages: Vec<Option<u64>>,
+    /// How many libibverbs has deregistered.
+    by_library: usize,
 }
 
 impl Pinned {
@@ -411,6 +415,7 @@ unsafe fn dereg_mr(mr: *mut ibv_mr) -> i32 {
     let mut pinned = lock(&world.pinned);
     assert_eq!(pinned.opening, mr.opening, "another registration has this number");
     pinned.end(mr.handle);
+    pinned.by_library += 1;
     0
 }
 
@@ -556,7 +561,7 @@ mod tests {
     /// The thread that deregisters what has changed, for one look.
     fn reclaiming(keeper: &Arc<Keeper>) -> thread::JoinHandle<()> {
         let keeper = Arc::clone(keeper);
-        thread::spawn(move || keeper.reclaim_once(&crate::device::Table))
+        thread::spawn(move || keeper.reclaim_once(&crate::device::Table::Shared))
     }
 
     /// Gives back as the program does.
@@ -660,6 +665,28 @@ mod tests {
             keeper.empty(Scope::Domain(key(&world).domain));
             assert_eq!(lock(&world.pinned).count(), 0, "left");
             reclaiming.join().unwrap();
+        });
+    }
+
+    /// libibverbs may be what a handler has interrupted that ends the process, or wait for it.
+    #[test]
+    fn loom_what_is_idle_as_the_process_ends_is_ended_without_libibverbs() {
+        explore(2, || {
+            let world = World::new();
+            let keeper = keeper_of(&world, 8);
+            dereg(&keeper, reg(&keeper, &world));
+            let later = reg(&keeper, &world);
+            dereg(&keeper, reg(&keeper, &world));
+            let other = {
+                let keeper = Arc::clone(&keeper);
+                thread::spawn(move || keeper.totals())
+            };
+            keeper.empty_at_the_end();
+            other.join().unwrap();
+            let pinned = || lock(&world.pinned).count();
+            assert_eq!((pinned(), lock(&world.pinned).by_library), (1, 0));
+            dereg(&keeper, later);
+            assert_eq!(pinned(), 0, "nothing is kept any more");
         });
     }
 

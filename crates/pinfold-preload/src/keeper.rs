@@ -283,7 +283,7 @@ impl Keeper {
         let remains = books.take_remains(Scope::Everything, REMAINS_ALONG);
         books.note_leaving(&excess);
         drop(books);
-        self.deregister(&excess);
+        self.deregister(&excess, by_library);
         self.release(&remains);
         end
     }
@@ -318,18 +318,36 @@ impl Keeper {
 
     /// Deregisters what is idle in `scope`, and waits for what is being deregistered there.
     pub(crate) fn empty(&self, scope: Scope) {
-        while self.empty_in_part(scope) {}
+        while self.empty_in_part(scope, by_library) {}
         self.await_departures(scope);
     }
 
-    /// Deregisters all that is idle, as the process ends. What is being deregistered is not waited for: a handler that ends the
-    /// process may have interrupted this very thread in that.
+    /// Deregisters all that is idle, or remains, as the process ends, and keeps nothing any more. By the kernel alone where
+    /// that can be: the structures go with the process, and libibverbs would wait for ever for the C library's allocator
+    /// where a handler ends the process in the midst of that. What other threads of the program are deregistering is not
+    /// waited for: they may wait for this one.
     pub(crate) fn empty_at_the_end(&self) {
-        while self.empty_in_part(Scope::Everything) {}
+        let Some(mut books) = self.books() else { return };
+        books.store.keep_no_more();
+        let devices = books.devices.look();
+        drop(books);
+        let end = |leaving: &Leaving| {
+            let lent = devices.lend(leaving.opening, &Table::Shared);
+            let ended = lent.map_or(Ended::Not, |lent| end_in_kernel(&lent, leaving.region));
+            ended == Ended::InKernel || by_library(leaving)
+        };
+        while self.empty_in_part(Scope::Everything, end) {}
+        // The thread of ours may be at work, and leaves behind what it cannot end.
+        self.at_work.pass();
+        let Some(mut books) = self.books() else { return };
+        books.remains.retain(|remains| remains.ended == Ended::Not);
+        let remains = books.take_remains(Scope::Everything, usize::MAX);
+        drop(books);
+        self.deregister(remains.iter().map(|remains| &remains.leaving), end);
     }
 
-    /// Deregisters of what is idle in `scope` as much as there is memory for at once. Whether there is more.
-    fn empty_in_part(&self, scope: Scope) -> bool {
+    /// Deregisters by `end`, of what is idle in `scope`, as much as there is memory for at once. Whether there is more.
+    fn empty_in_part(&self, scope: Scope, end: impl Fn(&Leaving) -> bool) -> bool {
         let Some(mut books) = self.books() else { return false };
         self.heed_children(&mut books);
         self.take_over(&mut books);
@@ -338,7 +356,7 @@ impl Keeper {
         books.forget_ended(&mut idle);
         books.note_leaving(&idle);
         drop(books);
-        self.deregister(&idle);
+        self.deregister(&idle, end);
         is_part
     }
 
@@ -499,17 +517,22 @@ impl Keeper {
         is_ours
     }
 
-    /// With no lock held.
-    fn deregister(&self, leaving: &[Leaving]) {
-        if leaving.is_empty() {
+    /// By `end`, with no lock held.
+    fn deregister<'l>(
+        &self,
+        leaving: impl IntoIterator<Item = &'l Leaving, IntoIter: Clone>,
+        end: impl Fn(&Leaving) -> bool,
+    ) {
+        let mut leaving = leaving.into_iter().peekable();
+        if leaving.peek().is_none() {
             return;
         }
         let Some(holding) = Holding::begin() else { return };
-        let ended = leaving.iter().filter(|leaving| dereg(leaving.region)).count();
+        let ended = leaving.clone().filter(|leaving| end(leaving)).count();
         drop(holding);
         if let Some(mut books) = self.books() {
             books.totals.deregs += ended as u64;
-            leaving.iter().for_each(|leaving| books.note_left(leaving));
+            leaving.for_each(|leaving| books.note_left(leaving));
             self.departed.notify_all();
         }
     }
@@ -721,6 +744,11 @@ impl Books {
 const fn note_kept(_: AddressRange) {}
 
 /// Has libibverbs end it; whether it did.
+fn by_library(leaving: &Leaving) -> bool {
+    dereg(leaving.region)
+}
+
+/// As [`by_library`].
 fn dereg(region: Region) -> bool {
     let errno = last_errno();
     let ended = real().zip(handle_of(region)).is_some_and(|(real, mr)| {

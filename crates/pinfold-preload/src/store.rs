@@ -200,6 +200,11 @@ impl Store {
         footprint(key) <= self.limit.bytes
     }
 
+    /// Nothing becomes idle any more but to be [taken](Self::take_excess) at once.
+    pub(crate) fn keep_no_more(&mut self) {
+        self.limit = Limit { bytes: 0, regions: 0 };
+    }
+
     /// How many are idle, or were when their bytes changed and are not deregistered yet.
     #[cfg(test)]
     pub(crate) fn unused(&self) -> usize {

@@ -627,8 +627,10 @@ fn a_domain_is_deallocated_whatever_is_idle_in_another_structure_of_it() {
 /// The device's open file is the parent's, too, so nothing in it ends with the child.
 #[test]
 fn a_child_that_exits_leaves_nothing_idle_in_its_parent_s_domain() {
-    let out = said_by("reusing", &[&library()], "on", &["child_uses_its_domain"]);
-    assert!(out.is_none_or(|out| out == "deallocated\n"));
+    for how in ["idle", "unmapped", "late"] {
+        let out = said_by("reusing", &[&library()], "on", &["child_uses_its_domain", how]);
+        assert!(out.is_none_or(|out| out == "deallocated\n"), "{how}");
+    }
 }
 
 /// What the library keeps takes memory of its own, which it may not get.

@@ -756,7 +756,8 @@ static void imports_its_domain(void)
 	ibv_unimport_pd(pd);
 }
 
-/* A child uses its parent's domain, and exits. */
+/* A child uses its parent's domain, and exits: with what is idle, with what is not any more because its memory has gone,
+ * or with a library that gives back what it has. */
 static void child_uses_its_domain(void)
 {
 	pid_t child;
@@ -766,6 +767,13 @@ static void child_uses_its_domain(void)
 	CHECK((child = fork()) >= 0);
 	if (!child) {
 		registered(4);
+		if (!strcmp(arguments[2], "unmapped")) {
+			begin_discards();
+			CHECK(!munmap(memory, BYTES));
+			await_look();
+		} else if (!strcmp(arguments[2], "late")) {
+			verbs_has_until_the_end(ibv_reg_mr(pd, memory, BYTES, 1));
+		}
 		exit(0);
 	}
 	CHECK(waitpid(child, &status, 0) == child && !status);

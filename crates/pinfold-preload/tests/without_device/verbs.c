@@ -38,6 +38,20 @@ int verbs_has(int device, uint32_t handle)
 	return devices[device].bytes[handle] != 0;
 }
 
+static struct ibv_mr *library_s;
+
+void verbs_has_until_the_end(struct ibv_mr *mr)
+{
+	library_s = mr;
+}
+
+/* Behind the destructors of what stands before it. */
+__attribute__((destructor)) static void give_back(void)
+{
+	if (library_s)
+		ibv_dereg_mr(library_s);
+}
+
 int verbs_rights(const struct ibv_mr *mr)
 {
 	return ((const struct registration *)mr)->access;

@@ -40,6 +40,8 @@ int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
 
 /* How many bytes can be registered. */
 void verbs_limit(size_t bytes);
+/* A library's, which deregisters it as the process ends. */
+void verbs_has_until_the_end(struct ibv_mr *mr);
 /* What it was registered for. */
 int verbs_rights(const struct ibv_mr *mr);
 /* Whether what the descriptor stands for has this registration. */
