@@ -423,7 +423,8 @@ fn step_aside_when_asked() {
         static STEP_ASIDE: crate::hooks::StepAside = |range, when, call| {
             let _not_cancelled = NotCancelled::new();
             if let Some(keeper) = Process::running().and_then(Process::keeper) {
-                apart::run(|| keeper.step_aside(range, when == When::Ahead, call));
+                // Again: a stack that is mapped now may lie where the program moves something to.
+                apart::run_again(|| keeper.step_aside(range, when == When::Ahead, call));
             }
         };
         crate::hooks::step_aside_by(&STEP_ASIDE);

@@ -392,6 +392,13 @@ fn mappings_are_moved_as_without_the_library() {
     }
 }
 
+/// Nothing of the library's comes there while the call is made.
+#[test]
+fn memory_may_be_moved_to_where_nothing_is() {
+    let Some((output, _)) = run(&["moves_to_a_hole"]) else { return };
+    assert_eq!(said(&output), done());
+}
+
 /// The other thread's registration may have the mapping watched again at any moment. Of 2,000 moves some ten were refused
 /// half done where nothing but the watch was ended before the call: one run in ten thousand would have found none.
 #[test]

@@ -1077,6 +1077,29 @@ static void moves(int is_joined, int is_second, int grows, int cut, int is_numbe
 	registered(2);
 }
 
+/* Moves what is registered to where nothing is mapped, by its knowledge, and might be: it is as long as what the library maps
+ * for a while. */
+static void moves_to_a_hole(void)
+{
+	enum { LENGTH = 256 << 10, FIXED = MREMAP_MAYMOVE | MREMAP_FIXED };
+	char *from = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	begin();
+	CHECK(from != MAP_FAILED);
+	for (int i = 0; i < 8; i++) {
+		char *to;
+
+		if (i % 4 == 0)
+			registered_with(from, LENGTH, 1, 3);
+		to = mmap(NULL, LENGTH, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		CHECK(to != MAP_FAILED && !munmap(to, LENGTH));
+		*from = 1;
+		CHECK(mremap(from, LENGTH, LENGTH, FIXED, to) == to && *to == 1);
+		from = to;
+	}
+	puts("done");
+}
+
 /* Registers other bytes of the mapping whenever it is asked to. */
 static atomic_long rounds_begun, rounds_ended;
 static char *const moved_piece = (char *)0x200000000000, *const moved_there = (char *)0x210000000000;
@@ -1850,6 +1873,7 @@ static const struct {
 	{ "exits_while_it_evicts", exits_while_it_evicts },
 	{ "loads_many", loads_many },
 	{ "moves_in_its_allocator", moves_in_its_allocator },
+	{ "moves_to_a_hole", moves_to_a_hole },
 	{ "moves_beside_registrations", moves_beside_registrations },
 	{ "loads_a_plugin", loads_a_plugin },
 	{ "awaits_a_message", awaits_a_message },
