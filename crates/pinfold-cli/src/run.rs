@@ -1,7 +1,7 @@
 //! `pinfold run -- PROGRAM`: an unmodified verbs program with cached registrations, and what they did.
 //!
 //! The program's standard streams are its own; the summary goes to standard error. Its exit status
-//! becomes ours, 128 and the signal's number if a signal ended it, 126 or 127 if it could not be
+//! becomes ours, and the signal if one ended it; 126 or 127 if it could not be
 //! started. Nothing that this command prints or writes changes that.
 
 mod child;
@@ -55,6 +55,7 @@ pub(crate) struct Arguments {
 
 /// Runs the program to its end; its exit status.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure> {
+    child::keep_statuses();
     let library = library::find().map_err(Failure::unavailable)?;
     let (name, words) = arguments.program.split_first().ok_or_else(no_program)?;
     let json = arguments.json.as_deref().map(opened).transpose()?;
@@ -81,10 +82,10 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
             drop(reports);
             child::leave_signals();
             if let Some(status) = child::asked_to_end() {
-                return Ok(status);
+                return Ok(child::end_as(status));
             }
             conclude(arguments, output, json, &summary);
-            Ok(status)
+            Ok(child::end_as(status))
         }
         Err(error) => {
             output.note(format_args!("{}: {error}", name.to_string_lossy()));

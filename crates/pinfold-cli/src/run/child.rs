@@ -2,7 +2,7 @@
 //!
 //! A signal that a terminal sends reaches the program without us; one that a process sends to us alone is sent on. While
 //! there is no program, before it starts and after its end, a signal is only noted, so that the files are removed
-//! that this process has made; a second one ends it at once.
+//! that this process has made; a second one ends it at once. While the program starts they wait.
 //!
 //! # Safety
 //!
@@ -11,9 +11,9 @@
 
 #![allow(unsafe_code)]
 
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::{io, mem, ptr};
 
 /// The process that signals are sent on to; 0 for none any more.
@@ -36,6 +36,38 @@ const ENDING: [libc::c_int; 8] = [
 /// Those that a terminal sends to all its processes, the program among them.
 const FROM_TERMINAL: [libc::c_int; 3] = [libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP];
 
+/// Signals that this process does not leave as they were, and whether they were ignored as it began. Rust's runtime ignores
+/// SIGPIPE before `main`, and has programs begin with the default; the kernel keeps no status for a process that ignores
+/// SIGCHLD.
+static CHANGED: [(libc::c_int, AtomicBool); 2] =
+    [(libc::SIGPIPE, AtomicBool::new(false)), (libc::SIGCHLD, AtomicBool::new(false))];
+
+/// Before Rust's runtime begins.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static NOTE_START: extern "C" fn() = note_start;
+
+extern "C" fn note_start() {
+    for (signal, was_ignored) in &CHANGED {
+        was_ignored.store(is_ignored(*signal), Ordering::SeqCst);
+    }
+}
+
+fn is_ignored(signal: libc::c_int) -> bool {
+    // SAFETY: the call writes into the structure only, for which zeros are a value.
+    unsafe {
+        let mut now: libc::sigaction = mem::zeroed();
+        libc::sigaction(signal, ptr::null(), &raw mut now);
+        now.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// Has the kernel keep the statuses of processes that this one starts, whatever its own starter wanted.
+pub(super) fn keep_statuses() {
+    // SAFETY: no handler is set.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
 /// Has signals noted from now on, and sent on to the program while it runs.
 pub(super) fn catch_signals() {
     ENDING.into_iter().chain([libc::SIGTSTP, libc::SIGCONT]).for_each(catch);
@@ -43,31 +75,50 @@ pub(super) fn catch_signals() {
 
 /// Has signals do from now on what they do to a program without handlers; those that were ignored are.
 pub(super) fn leave_signals() {
-    for signal in ENDING {
+    for signal in ENDING.into_iter().filter(|&signal| !is_ignored(signal)) {
         // SAFETY: no handler is set.
-        let before = unsafe { libc::signal(signal, libc::SIG_DFL) };
-        if before == libc::SIG_IGN {
-            // SAFETY: as above.
-            unsafe { libc::signal(signal, before) };
-        }
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }
 
-/// The exit status that a noted signal asks for.
-pub(super) fn asked_to_end() -> Option<u8> {
+/// The end that a noted signal asks for.
+pub(super) fn asked_to_end() -> Option<ExitStatus> {
     // SeqCst, as all here: a few times in a program's life.
     let signal = NOTED.load(Ordering::SeqCst);
-    (signal != 0).then(|| as_exit_status(ExitStatus::from_raw(signal)))
+    (signal != 0).then(|| ExitStatus::from_raw(signal))
 }
 
-/// Runs the program; the exit status to end with.
+/// Ends this process as another one ended: by the same signal, or with the exit status that is returned. The first process of
+/// a PID namespace is not ended by its own signals.
+pub(super) fn end_as(status: ExitStatus) -> u8 {
+    if let Some(signal) = status.signal() {
+        // SAFETY: calls that change this process only, which has nothing left to do. The program's core dump is enough.
+        unsafe {
+            libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+            libc::signal(signal, libc::SIG_DFL);
+            change_mask(libc::SIG_UNBLOCK, &set_of(&[signal]));
+            libc::raise(signal);
+        }
+    }
+    as_exit_status(status)
+}
+
+/// Runs the program; how it ended.
 ///
 /// # Errors
 ///
 /// It could not be started.
-pub(super) fn run(mut program: Command) -> io::Result<u8> {
-    let mut child = program.spawn()?;
-    CHILD.store(i32::try_from(child.id()).unwrap_or(0), Ordering::SeqCst);
+pub(super) fn run(mut program: Command) -> io::Result<ExitStatus> {
+    // Until it is known where to send them: a second one would end this process alone.
+    let before = change_mask(libc::SIG_BLOCK, &set_of(&ENDING));
+    // SAFETY: the closure reads atomics and makes system calls that handlers may make.
+    unsafe { program.pre_exec(move || begin(&before)) };
+    let spawned = program.spawn();
+    if let Ok(child) = &spawned {
+        CHILD.store(i32::try_from(child.id()).unwrap_or(0), Ordering::SeqCst);
+    }
+    change_mask(libc::SIG_SETMASK, &before);
+    let mut child = spawned?;
     // What arrived before was for the program.
     let earlier = NOTED.swap(0, Ordering::SeqCst);
     if earlier != 0 {
@@ -78,7 +129,39 @@ pub(super) fn run(mut program: Command) -> io::Result<u8> {
     }
     wait_for_end(child.id());
     CHILD.store(0, Ordering::SeqCst);
-    child.wait().map(as_exit_status)
+    child.wait()
+}
+
+/// In the child, behind what Rust's library does there: signals are as they were for this command.
+fn begin(mask: &libc::sigset_t) -> io::Result<()> {
+    leave_signals();
+    for (signal, _) in CHANGED.iter().filter(|(_, ignored)| ignored.load(Ordering::SeqCst)) {
+        // SAFETY: no handler is set.
+        unsafe { libc::signal(*signal, libc::SIG_IGN) };
+    }
+    change_mask(libc::SIG_SETMASK, mask);
+    Ok(())
+}
+
+fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
+    // SAFETY: the calls write into the set only, for which zeros are a value.
+    unsafe {
+        let mut set: libc::sigset_t = mem::zeroed();
+        for signal in signals {
+            libc::sigaddset(&raw mut set, *signal);
+        }
+        set
+    }
+}
+
+/// Changes which signals this thread has blocked; those that it had.
+fn change_mask(how: libc::c_int, set: &libc::sigset_t) -> libc::sigset_t {
+    // SAFETY: the call reads one set and writes the other, for which zeros are a value.
+    unsafe {
+        let mut before: libc::sigset_t = mem::zeroed();
+        libc::pthread_sigmask(how, set, &raw mut before);
+        before
+    }
 }
 
 /// Leaves the child to be waited for, so that its number stays its own.
@@ -97,13 +180,11 @@ fn wait_for_end(child: u32) {
 
 /// One that is ignored stays so, for the program as well.
 fn catch(signal: libc::c_int) {
+    if is_ignored(signal) {
+        return;
+    }
     // SAFETY: the handler does only what handlers may, and system calls are begun again.
     unsafe {
-        let mut before: libc::sigaction = mem::zeroed();
-        libc::sigaction(signal, ptr::null(), &raw mut before);
-        if before.sa_sigaction == libc::SIG_IGN {
-            return;
-        }
         let mut action: libc::sigaction = mem::zeroed();
         action.sa_sigaction = on_signal as extern "C" fn(_, _, _) as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;

@@ -39,6 +39,24 @@ fn a_signal_to_the_command_alone_reaches_the_program() {
     assert_eq!(scratch.leftovers(), [""; 0]);
 }
 
+#[test]
+fn signals_while_the_program_starts_leave_neither_it_nor_a_file() {
+    if library().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("starts");
+    // Found late.
+    let path = "/no/such/directory:".repeat(5000) + "/usr/bin:/bin";
+    for _ in 0..5 {
+        let mut command = scratch.command(&["--quiet", "--", "sleep", "20"]);
+        let mut child = command.env("PATH", &path).spawn().unwrap();
+        scratch.await_that("the command starts it", || !scratch.leftovers().is_empty());
+        scratch.send_all(&child, &[libc::SIGTERM, libc::SIGINT]);
+        assert!(child.wait().unwrap().signal().is_some());
+        assert_eq!(scratch.leftovers(), [""; 0]);
+    }
+}
+
 /// The letter that the kernel has for a process's state.
 fn state(process: u32) -> char {
     let text = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
@@ -174,5 +192,27 @@ fn reports_are_found_wherever_the_program_goes_or_their_place_is_refused() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(status(&output) == 77 && errors.contains("use another directory"), "{errors}");
     assert_eq!(status(&scratch.command(&["--", "/no/such/program"]).output().unwrap()), 127);
+    assert_eq!(scratch.leftovers(), [""; 0]);
+}
+
+#[test]
+fn what_the_starter_ignores_the_program_ignores_and_its_status_is_kept() {
+    if library().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("ignores");
+    let program = ["sh", "-c", "sed -n '/^SigIgn/p' /proc/$$/status; exit 3"];
+    for ignored in ["", "trap '' PIPE CHLD;"] {
+        let start = |words: &[&str]| {
+            let script = format!("{ignored} exec \"$@\"");
+            let mut command = Command::new("sh");
+            command.args(["-c", &script, "sh"]).args(words).args(program);
+            command.env("TMPDIR", scratch.place("tmp")).output().unwrap()
+        };
+        let [alone, run] =
+            [&[][..], &[env!("CARGO_BIN_EXE_pinfold"), "run", "--quiet", "--"]].map(start);
+        assert!(status(&alone) == 3 && alone.stdout.starts_with(b"SigIgn"), "{alone:?}");
+        assert_eq!((&run.stdout, status(&run)), (&alone.stdout, 3), "{ignored} {run:?}");
+    }
     assert_eq!(scratch.leftovers(), [""; 0]);
 }

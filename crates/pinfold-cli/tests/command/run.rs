@@ -5,6 +5,7 @@ use crate::support::status;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output};
 use std::thread::sleep;
@@ -65,7 +66,12 @@ impl Scratch {
     }
 
     pub(crate) fn send(&self, child: &Child, signal: i32) {
-        let kill = format!("kill -{signal} {}", child.id());
+        self.send_all(child, &[signal]);
+    }
+
+    pub(crate) fn send_all(&self, child: &Child, signals: &[i32]) {
+        let kill = |signal: &i32| format!("kill -{signal} {}", child.id());
+        let kill = signals.iter().map(kill).collect::<Vec<_>>().join(" && ");
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
     }
 
@@ -106,8 +112,10 @@ fn the_program_s_end_and_output_are_its_own() {
             && errors.contains("no process reported that it registered memory"),
         "{errors}"
     );
-    let killed = run(&["--quiet", "sh", "-c", "kill -TERM $$"]);
-    assert_eq!((status(&killed), killed.stderr.len()), (128 + libc::SIGTERM, 0));
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGKILL, libc::SIGSEGV] {
+        let killed = run(&["--quiet", "sh", "-c", &format!("kill -{signal} $$")]);
+        assert_eq!((killed.status.signal(), killed.stderr.len()), (Some(signal), 0));
+    }
     assert_eq!(status(&run(&["--", "/no/such/program"])), 127);
     assert_eq!(status(&run(&["--", "/"])), 126);
 }
