@@ -6,25 +6,48 @@ use std::{env, fmt};
 
 const NAME: &str = "libpinfold_preload.so";
 
-/// The library is in none of the places.
+/// No program can be started with the library.
 #[derive(Debug)]
-pub(crate) struct NotFound(Vec<PathBuf>);
+pub(crate) enum NoLibrary {
+    /// It is in none of the places.
+    NotFound(Vec<PathBuf>),
+    /// The dynamic linker takes its path in `LD_PRELOAD` for something else.
+    NotNamed(PathBuf),
+}
 
-impl fmt::Display for NotFound {
+impl fmt::Display for NoLibrary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{NAME} is not there; PINFOLD_PRELOAD names it, or it lies in one of")?;
-        self.0.iter().try_for_each(|place| write!(f, " {}", place.display()))?;
-        f.write_str(" (`cargo build --release -p pinfold-preload` makes it)")
+        match self {
+            Self::NotFound(places) => {
+                write!(f, "{NAME} is not there; PINFOLD_PRELOAD names it, or it lies in one of")?;
+                places.iter().try_for_each(|place| write!(f, " {}", place.display()))?;
+                f.write_str(" (`cargo build --release -p pinfold-preload` makes it)")
+            }
+            Self::NotNamed(place) => write!(
+                f,
+                "{}: a space, a colon or a dollar in this path has another meaning in LD_PRELOAD; have the library in \
+                 another directory",
+                place.display()
+            ),
+        }
     }
 }
 
 /// The library's absolute path.
-pub(crate) fn find() -> Result<PathBuf, NotFound> {
+pub(crate) fn find() -> Result<PathBuf, NoLibrary> {
     let command = env::current_exe().ok();
     let places = places(env::var_os("PINFOLD_PRELOAD"), command.as_deref());
     let found = places.iter().find(|place| place.is_file());
     let found = found.and_then(|place| place.canonicalize().ok());
-    found.ok_or(NotFound(places))
+    can_be_named(found.ok_or(NoLibrary::NotFound(places))?)
+}
+
+fn can_be_named(library: PathBuf) -> Result<PathBuf, NoLibrary> {
+    let marks = b" \t\n:$";
+    if library.as_os_str().as_encoded_bytes().iter().any(|byte| marks.contains(byte)) {
+        return Err(NoLibrary::NotNamed(library));
+    }
+    Ok(library)
 }
 
 /// What the environment names; else next to the command, in the `lib` of its installation, or where
@@ -76,8 +99,17 @@ mod tests {
         let all = places(Some(OsString::new()), Some(Path::new("/opt/bin/pinfold")));
         assert!(all.contains(&Path::new("/opt/bin").join(NAME)));
         assert!(all.contains(&Path::new("/opt/lib").join(NAME)));
-        let text = NotFound(all).to_string();
+        let text = NoLibrary::NotFound(all).to_string();
         assert!(text.contains("PINFOLD_PRELOAD") && text.contains("/opt/lib/"), "{text}");
+    }
+
+    #[test]
+    fn a_path_that_the_linker_takes_for_another_is_refused() {
+        assert!(can_be_named("/opt/pinfold-1.0/lib%/x.so".into()).is_ok());
+        for path in ["/opt/my tools/x.so", "/opt/a:b/x.so", "/opt/$LIB/x.so"] {
+            let refused = can_be_named(path.into()).unwrap_err().to_string();
+            assert!(refused.contains(path) && refused.contains("another directory"), "{refused}");
+        }
     }
 
     #[test]
