@@ -139,7 +139,14 @@ impl Output {
 
 /// A line on standard error; one that cannot be written there can be written nowhere.
 fn say(what: impl fmt::Display) {
-    let _ = io::stderr().write_all(format!("pinfold: {what}\n").as_bytes());
+    let _ = io::stderr().write_all(line(&what.to_string()).as_bytes());
+}
+
+/// What variables, names of files and reports have in them does nothing to a terminal.
+fn line(what: &str) -> String {
+    let is_shown = |it: &char| !it.is_control() || "\n\t".contains(*it);
+    let shown = |it: char| if is_shown(&it) { it.into() } else { it.escape_default().to_string() };
+    format!("pinfold: {}\n", what.chars().map(shown).collect::<String>())
 }
 
 /// A reader that went away (`| head`) is no failure of the command.
@@ -328,6 +335,11 @@ mod tests {
         let some = |text| Some(OsStr::new(text));
         assert!(is_plain(some("1"), some("xterm")) && is_plain(None, some("dumb")));
         assert!(!is_plain(None, some("xterm")) && !is_plain(some(""), None));
+    }
+
+    #[test]
+    fn what_is_said_does_nothing_to_a_terminal() {
+        assert_eq!(line("a\u{1b}[2J\u{9b}é\r"), "pinfold: a\\u{1b}[2J\\u{9b}é\\r\n");
     }
 
     #[test]

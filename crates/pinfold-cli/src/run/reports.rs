@@ -3,10 +3,10 @@
 
 use super::child::asked_to_end;
 use super::summary::Summary;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Where the program's processes leave a line each; gone with this.
@@ -34,11 +34,12 @@ impl Reports {
             )));
         }
         if shared.is_some() {
-            fs::create_dir(&path)?;
+            DirBuilder::new().mode(0o700).create(&path)?;
             return Ok(Self::Directory(path));
         }
         // New, so that no other file is followed or truncated; there before the program, whose processes do not make it.
-        OpenOptions::new().write(true).create_new(true).open(&path)?;
+        // Its user's alone, whatever the umask says: the summary believes what is in it.
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         Ok(Self::File(path))
     }
 
@@ -93,11 +94,17 @@ impl Drop for Reports {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
 
     #[test]
     fn reports_are_gone_with_their_reader() {
         let reports = Reports::new(None).unwrap();
         let path = reports.pattern();
+        assert_eq!(mode(&path), 0o600);
         fs::write(&path, b"{\"gets\":2}\n\xff torn\n{\"gets\":1}\n").unwrap();
         assert_eq!(reports.summary().processes, 2);
         drop(reports);
@@ -111,6 +118,7 @@ mod tests {
         let [own, others, link] =
             ["here.1", "there.1", "link"].map(|name| pattern.with_file_name(name));
         assert!(pattern.ends_with("%h.%p") && pattern.is_absolute());
+        assert_eq!(mode(pattern.parent().unwrap()), 0o700);
         fs::write(&own, "{\"gets\":2}\n").unwrap();
         fs::write(&others, "{\"gets\":1}\n").unwrap();
         std::os::unix::fs::symlink(&own, &link).unwrap();

@@ -181,7 +181,9 @@ impl Summary {
 
     fn add_not_kept(&mut self, more: NotKept) {
         match self.not_kept.iter_mut().find(|known| known.why == more.why) {
-            Some(known) => known.registrations += more.registrations,
+            Some(known) => {
+                known.registrations = known.registrations.saturating_add(more.registrations);
+            }
             None => self.not_kept.push(more),
         }
     }
@@ -317,22 +319,26 @@ fn spans(numbers: &[u64]) -> String {
 }
 
 impl Counts {
+    /// A file that others have written may have any numbers.
     fn add(&mut self, more: &Self) {
-        self.gets += more.gets;
-        self.hits += more.hits;
-        self.misses += more.misses;
-        self.regs += more.regs;
-        self.deregs += more.deregs;
-        self.invalidations += more.invalidations;
-        self.per_use += more.per_use;
-        self.evictions += more.evictions;
-        self.passed += more.passed;
-        self.bypassed += more.bypassed;
+        let both = [
+            (&mut self.gets, more.gets),
+            (&mut self.hits, more.hits),
+            (&mut self.misses, more.misses),
+            (&mut self.regs, more.regs),
+            (&mut self.deregs, more.deregs),
+            (&mut self.invalidations, more.invalidations),
+            (&mut self.per_use, more.per_use),
+            (&mut self.evictions, more.evictions),
+            (&mut self.passed, more.passed),
+            (&mut self.bypassed, more.bypassed),
+        ];
+        both.into_iter().for_each(|(sum, more)| *sum = sum.saturating_add(more));
     }
 
     /// Whether libibverbs was asked for anything through the library.
     const fn registered(&self) -> bool {
-        self.gets + self.passed > 0
+        self.gets > 0 || self.passed > 0
     }
 
     fn in_words(&self) -> String {
@@ -382,6 +388,17 @@ mod tests {
         assert!(summary.in_words()[1].starts_with("1 report is torn, "));
         let words = of(&["{", "}"]).in_words();
         assert!(words.len() == 1 && words[0].starts_with("2 reports are torn, "), "{words:?}");
+    }
+
+    #[test]
+    fn numbers_that_no_process_counts_change_nothing_else() {
+        let most = u64::MAX;
+        let line = format!(
+            r#"{{"gets":{most},"passed":{most},"not_kept":[{{"why":"x","change":null,"registrations":{most}}}]}}"#
+        );
+        let words = of(&[&line, &line, r#"{"gets":-1}"#]).in_words();
+        assert!(words[0].starts_with(&format!("{most} registrations asked for")), "{words:?}");
+        assert!(words[2].starts_with("1 report is torn, "), "{words:?}");
     }
 
     /// The lines of a rank of three, whose process begins at this time, and what it reports.

@@ -26,20 +26,23 @@ enum About {
     Export,
     /// A file that sets parameters and variables.
     File,
+    /// Open MPI's: a file that has the programs of the job, and all options.
+    Programs,
     /// Nothing of interest, with one value, or with none.
     Other,
     Flag,
 }
 
 /// The options of Open MPI, MPICH and Slurm that are known, without their dashes.
-const OPTIONS: [(About, &str); 9] = [
+const OPTIONS: [(About, &str); 10] = [
     (About::Pair, "x"),
     (About::Variable, "genv env"),
     (About::Parameter, "mca gmca omca gomca"),
     (About::SendsNone, "genvnone envnone"),
     (About::SendsOnly, "genvlist envlist"),
     (About::Export, "export"),
-    (About::File, "tune am"),
+    (About::File, "tune am configfile"),
+    (About::Programs, "app"),
     (
         About::Other,
         "n np c N H f p t host hosts hostfile machinefile wdir wd path prefix ppn map-by bind-to \
@@ -140,10 +143,18 @@ impl Found {
         let what = match (self.about, &self.values[..]) {
             (About::SendsNone, _) => "no variables",
             (About::SendsOnly, [list]) if !has_all(list, names) => "only some variables",
-            (About::Export, [list]) if !exports_all(list) => "only some variables",
+            (About::Export, [list]) if !exports_all(list) && !has_all(list, names) => {
+                "only some variables"
+            }
             (About::File, [file]) => {
                 return Some(format!(
                     "{option} {file}: what this file sets counts before these variables, and is not looked at"
+                ));
+            }
+            (About::Programs, [file]) => {
+                return Some(format!(
+                    "{option} {file}: no other option counts next to it, so each line of this file needs -x LD_PRELOAD, and \
+                     -x for PINFOLD_* and the variables of its middleware, for ranks on other machines"
                 ));
             }
             _ => return None,
@@ -161,7 +172,8 @@ fn pairs<'a>(words: impl IntoIterator<Item = &'a str>) -> Vec<(String, &'a str)>
 }
 
 fn has_all(list: &str, names: &[OsString]) -> bool {
-    names.iter().all(|name| list.split(',').any(|listed| *name == *listed))
+    let listed = || list.split(',').map(|it| it.split_once('=').map_or(it, |(name, _)| name));
+    names.iter().all(|name| listed().any(|listed| *name == *listed))
 }
 
 /// Whether a list of Slurm's sends all variables.
@@ -233,6 +245,8 @@ mod tests {
             ("--export PATH ./a.out", "only some variables"),
             ("--export=ALL,UCX_RCACHE_ENABLE=y ./a.out", "to \"y\""),
             ("--tune file ./a.out", "file: what this file sets"),
+            ("-configfile file", "file: what this file sets"),
+            ("--app file", "each line of this file needs -x LD_PRELOAD"),
             ("--frobnicate 3 --mca memory patcher ./a.out", "may be set by an argument"),
         ] {
             let warnings = said(arguments);
@@ -249,6 +263,7 @@ mod tests {
             "-mca memory ^patcher,ucx -x FI_MR_CACHE_MAX_COUNT=0x0 ./a.out",
             "--export=ALL -n2",
             "-genvlist PATH,FI_X,LD_PRELOAD ./a.out",
+            "--export=PATH,FI_X=1,LD_PRELOAD -n2 ./a.out",
             "-x UCX_RCACHE_ENABLE_MORE=y -x",
             "--mca",
         ] {
