@@ -161,8 +161,11 @@ const SETTINGS: [Setting; 13] = [
     ),
 ];
 
-/// Other names that Open MPI knows a parameter by, and whose values count as well.
-const SYNONYMS: [[&str; 2]; 2] = [
+/// Other names that Open MPI knows a parameter by, and whose values count as well. It has UCX read each variable with `MPI_`
+/// before its name, too, and last.
+const SYNONYMS: [[&str; 2]; 4] = [
+    ["MPI_UCX_RCACHE_ENABLE", "UCX_RCACHE_ENABLE"],
+    ["MPI_UCX_IB_REG_METHODS", "UCX_IB_REG_METHODS"],
     ["OMPI_MCA_opal_leave_pinned", "OMPI_MCA_mpi_leave_pinned"],
     ["OMPI_MCA_opal_leave_pinned_pipeline", "OMPI_MCA_mpi_leave_pinned_pipeline"],
 ];
@@ -344,6 +347,10 @@ mod tests {
         let [warning] = &preparation.warnings[..] else { panic!("{:?}", preparation.warnings) };
         assert!(warning.starts_with("OMPI_MCA_opal_leave_pinned is set to \"1\""), "{warning}");
         assert!(Middleware::Ucx.prepare(set).warnings.is_empty());
+        let set = |name: &str| (name == "MPI_UCX_RCACHE_ENABLE").then(|| "y".into());
+        let preparation = Middleware::Mpi.prepare(set);
+        let [warning] = &preparation.warnings[..] else { panic!("{:?}", preparation.warnings) };
+        assert!(warning.starts_with("MPI_UCX_RCACHE_ENABLE is set to \"y\""), "{warning}");
     }
 
     #[test]

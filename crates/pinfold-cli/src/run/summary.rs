@@ -285,7 +285,8 @@ impl Summary {
 }
 
 const NOTHING: &str = "no process reported that it registered memory through Pinfold: the program uses no RDMA, was \
-                       killed, is linked statically, or takes libibverbs' functions from a private handle";
+                       killed, is linked statically, was started without these variables (sudo, a container, a batch \
+                       queue), or takes libibverbs' functions from a private handle";
 
 const NOTHING_BY_RANKS: &str = "the ranks registered no memory through Pinfold: they use no RDMA (shared memory, TCP), \
                                 or drive the device past libibverbs (UCX_IB_MLX5_DEVX)";

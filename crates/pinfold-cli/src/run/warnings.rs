@@ -37,7 +37,8 @@ enum About {
 const OPTIONS: [(About, &str); 10] = [
     (About::Pair, "x"),
     (About::Variable, "genv env"),
-    (About::Parameter, "mca gmca omca gomca"),
+    // PRRTE's and PMIx's have no name that is looked for.
+    (About::Parameter, "mca gmca omca gomca prtemca pmixmca gpmixmca"),
     (About::SendsNone, "genvnone envnone"),
     (About::SendsOnly, "genvlist envlist"),
     (About::Export, "export"),
@@ -248,6 +249,7 @@ mod tests {
             ("-configfile file", "file: what this file sets"),
             ("--app file", "each line of this file needs -x LD_PRELOAD"),
             ("--frobnicate 3 --mca memory patcher ./a.out", "may be set by an argument"),
+            ("--prtemca a b --pmixmca c d --mca memory patcher ./a.out", "memory is set by"),
         ] {
             let warnings = said(arguments);
             let [warning] = &warnings[..] else { panic!("{arguments}: {warnings:?}") };
