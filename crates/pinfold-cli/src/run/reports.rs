@@ -24,8 +24,9 @@ impl Reports {
     /// The place cannot be made, or the library takes its path for another one.
     pub(super) fn new(shared: Option<&Path>) -> io::Result<Self> {
         let name = format!("pinfold-run.{}.{:016x}", std::process::id(), fastrand::u64(..));
-        let directory = shared.map_or_else(std::env::temp_dir, Path::to_owned);
-        let path = std::path::absolute(&directory)?.join(name);
+        let directory = shared.map_or_else(temporary, Path::to_owned);
+        let named = |error| io::Error::other(format!("{}: {error}", directory.display()));
+        let path = std::path::absolute(&directory).map_err(named)?.join(name);
         let marked = |mark: &[u8]| path.as_os_str().as_bytes().windows(2).any(|two| two == mark);
         if marked(b"%p") || marked(b"%h") {
             return Err(io::Error::other(format!(
@@ -34,12 +35,13 @@ impl Reports {
             )));
         }
         if shared.is_some() {
-            DirBuilder::new().mode(0o700).create(&path)?;
+            DirBuilder::new().mode(0o700).create(&path).map_err(named)?;
             return Ok(Self::Directory(path));
         }
         // New, so that no other file is followed or truncated; there before the program, whose processes do not make it.
         // Its user's alone, whatever the umask says: the summary believes what is in it.
-        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600).open(&path).map_err(named)?;
         Ok(Self::File(path))
     }
 
@@ -68,6 +70,12 @@ impl Reports {
         let lines = texts.iter().flat_map(|text| text.lines());
         Summary::of(lines.take_while(|_| asked_to_end().is_none()))
     }
+}
+
+/// As programs have it, an empty variable is none.
+fn temporary() -> PathBuf {
+    let directory = std::env::temp_dir();
+    if directory.as_os_str().is_empty() { "/tmp".into() } else { directory }
 }
 
 /// Of a regular file; what else a program leaves there may have no end.

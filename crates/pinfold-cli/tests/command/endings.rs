@@ -191,6 +191,12 @@ fn reports_are_found_wherever_the_program_goes_or_their_place_is_refused() {
     let output = marked.env("TMPDIR", scratch.place("%h")).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(status(&output) == 77 && errors.contains("use another directory"), "{errors}");
+    let mut missing = scratch.command(&["--", "true"]);
+    let output = missing.env("TMPDIR", scratch.place("missing")).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(status(&output) == 77 && errors.contains("/missing: No such file"), "{errors}");
+    let mut empty = scratch.command(&["--quiet", "--", "true"]);
+    assert_eq!(status(&empty.env("TMPDIR", "").output().unwrap()), 0);
     assert_eq!(status(&scratch.command(&["--", "/no/such/program"]).output().unwrap()), 127);
     assert_eq!(scratch.leftovers(), [""; 0]);
 }
