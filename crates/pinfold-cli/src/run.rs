@@ -75,7 +75,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
     match child::run(job.command()) {
         Ok(status) => {
             let mut summary = reports.summary();
-            if rank().is_some() {
+            if rank().is_some() && !Launcher::is_one(name) {
                 summary.is_of_one_rank();
             }
             // Nothing is left to remove, so that a signal may end this process at once.
@@ -198,7 +198,8 @@ fn names(middleware: Middleware) -> Vec<OsString> {
     names
 }
 
-/// The number of the rank that this process is, as its launcher says.
+/// The number of the rank that this process is, as its launcher says, if there are others. A shell on a machine that
+/// Slurm has allocated may be a step of one.
 fn rank() -> Option<u64> {
     // As the library has them (`pinfold-preload`, `rank.rs`).
     let launchers = [
@@ -208,7 +209,7 @@ fn rank() -> Option<u64> {
         ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"],
     ];
     let number = |name: &str| var_os(name)?.to_str()?.trim().parse::<u64>().ok();
-    let rank = |[its, of]: [&str; 2]| number(of).and(number(its));
+    let rank = |[its, of]: [&str; 2]| number(of).filter(|&of| of > 1).and(number(its));
     launchers.into_iter().find_map(rank)
 }
 

@@ -138,8 +138,26 @@ fn a_script_may_start_a_launcher_and_a_rank_is_told_what_its_summary_is() {
     let first = start(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")]);
     let second = start(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]);
     assert!(text(&first.stderr).contains("each rank has a summary of its own"), "{first:?}");
+    let shell = start(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]);
+    assert!(text(&shell.stderr).contains("a launcher among that may not send them"), "{shell:?}");
     assert!(!text(&second.stderr).contains("launcher"), "{second:?}");
     for output in [&first, &second] {
         assert!(!text(&output.stderr).contains("ranks reported"), "{output:?}");
+    }
+}
+
+#[test]
+fn a_job_that_is_started_in_a_step_has_a_summary_of_its_ranks() {
+    if library().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("step");
+    let ranks = "for rank in 0 1 2; do PMI_RANK=$rank PMI_SIZE=3 cat /dev/null & done; wait";
+    let launcher = scratch.program("mpirun", &format!("#!/bin/sh\n{ranks}\n"));
+    for tasks in ["1", "2"] {
+        let mut command = scratch.command(&["--"]);
+        command.arg(&launcher).env("SLURM_PROCID", "0").env("SLURM_STEP_NUM_TASKS", tasks);
+        let output = command.output().unwrap();
+        assert!(text(&output.stderr).ends_with("all 3 ranks reported\n"), "{output:?}");
     }
 }
