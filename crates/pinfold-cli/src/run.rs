@@ -143,13 +143,15 @@ impl<'a> Job<'a> {
     /// Has the launcher send the variables along.
     fn send(&mut self, middleware: Middleware, launcher: Launcher, output: &Output) {
         let (names, files) = (names(middleware), Files::of(self.program));
+        let list = || var_os(launcher::LIST_VARIABLE).or_else(|| files.list());
+        let elsewhere = (launcher == Launcher::OpenMpi).then(list).flatten();
         let mut warnings = warnings::of_arguments(middleware, &self.words, &names);
-        warnings.extend(warnings::of_environment(middleware, self.program, |name| var_os(name)));
+        warnings.extend(warnings::of_environment(self.program, |name| var_os(name)));
+        warnings.extend(elsewhere.iter().flat_map(|list| warnings::of_list(middleware, list)));
         warnings.extend(files.warnings(middleware));
         warnings.iter().for_each(|warning| output.note(warning));
         match launcher {
             Launcher::OpenMpi => {
-                let elsewhere = var_os(launcher::LIST_VARIABLE).or_else(|| files.list());
                 let (words, list) = launcher::forwarding(&names, &self.words, elsewhere);
                 if words.len() == self.words.len() {
                     output.note(BY_LIST);

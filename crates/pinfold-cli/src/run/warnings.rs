@@ -4,7 +4,7 @@
 //! Arguments are looked at up to the program's name. Which word that is depends on how many values each option has:
 //! behind an option that is not in the table, what is found is only said to be possible.
 
-use super::launcher::{LIST, LIST_VARIABLE};
+use super::launcher::LIST;
 use super::settings::Middleware;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -192,24 +192,25 @@ pub(super) fn sets(middleware: Middleware, name: &str, value: &str, how: &str) -
     middleware.setting(name)?.conflict(name, OsStr::new(value), how)
 }
 
-/// What variables other than those of a middleware do: Slurm's list of variables to send, and Open MPI's.
+/// What variables other than those of a middleware do: Slurm's list of variables to send.
 pub(super) fn of_environment(
-    middleware: Middleware,
     launcher: &OsStr,
     set: impl Fn(&str) -> Option<OsString>,
-) -> Vec<String> {
+) -> Option<String> {
     let set = |name: &str| set(name).map(|value| value.to_string_lossy().into_owned());
     let is_slurm = Path::new(launcher).file_name().is_some_and(|name| name == "srun");
     let exported =
         set("SLURM_EXPORT_ENV").filter(|list| is_slurm && !list.is_empty() && !exports_all(list));
-    let exported = exported.map(|list| {
+    exported.map(|list| {
         format!("SLURM_EXPORT_ENV={list}: srun does not send all variables to the ranks; say --export=ALL")
-    });
-    let list = set(LIST_VARIABLE).unwrap_or_default();
-    let how = format!("is set by {LIST_VARIABLE}");
+    })
+}
+
+/// What Open MPI's list of variables does, which stands in a variable or in a file.
+pub(super) fn of_list(middleware: Middleware, list: &OsStr) -> Vec<String> {
+    let (list, how) = (list.to_string_lossy(), format!("is set by {LIST}"));
     let pairs = pairs(list.split(';')).into_iter();
-    let listed = pairs.filter_map(|(name, value)| sets(middleware, &name, value, &how));
-    exported.into_iter().chain(listed).collect()
+    pairs.filter_map(|(name, value)| sets(middleware, name.trim(), value, &how)).collect()
 }
 
 #[cfg(test)]
@@ -275,15 +276,11 @@ mod tests {
 
     #[test]
     fn lists_of_variables_in_the_environment_are_read() {
-        let set = |name: &str| match name {
-            "SLURM_EXPORT_ENV" => Some("NONE".into()),
-            LIST_VARIABLE => Some("A;UCX_RCACHE_ENABLE=y".into()),
-            _ => None,
-        };
-        let of = |launcher| of_environment(Middleware::Mpi, OsStr::new(launcher), set);
-        assert_eq!(of("/usr/bin/srun").len(), 2);
-        let open_mpi = of("mpirun");
+        let set = |name: &str| (name == "SLURM_EXPORT_ENV").then(|| "NONE".into());
+        assert!(of_environment(OsStr::new("/usr/bin/srun"), set).is_some());
+        assert!(of_environment(OsStr::new("mpirun"), set).is_none());
+        assert!(of_environment(OsStr::new("srun"), |_| None).is_none());
+        let open_mpi = of_list(Middleware::Mpi, OsStr::new("A; UCX_RCACHE_ENABLE=y"));
         assert!(open_mpi.len() == 1 && open_mpi[0].contains("env_list to \"y\""), "{open_mpi:?}");
-        assert!(of_environment(Middleware::Mpi, OsStr::new("srun"), |_| None).is_empty());
     }
 }

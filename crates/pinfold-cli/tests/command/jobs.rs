@@ -80,6 +80,14 @@ fn a_list_of_variables_has_them_instead() {
     assert!(errors.contains("sent by your mca_base_env_list"), "{errors}");
     assert!(words.contains("list A=1;B;LD_PRELOAD;PINFOLD_SUMMARY;"), "{words}");
     assert!(!words.contains("word -x"), "{words}");
+    let parameters = job.scratch.place(".openmpi");
+    std::fs::create_dir(&parameters).unwrap();
+    let listed = "mca_base_env_list = A;UCX_RCACHE_ENABLE=y\n";
+    std::fs::write(parameters.join("mca-params.conf"), listed).unwrap();
+    let file = job.command(&["./a"]).env("HOME", job.scratch.place("")).output().unwrap();
+    let [words, errors] = said(&file);
+    assert!(errors.contains("UCX_RCACHE_ENABLE is set by mca_base_env_list to \"y\""), "{errors}");
+    assert!(words.contains("list A;UCX_RCACHE_ENABLE=y;LD_PRELOAD;"), "{words}");
     let argument = job.command(&["--mca", "mca_base_env_list", "B", "./a"]).output().unwrap();
     let [words, _] = said(&argument);
     assert!(
