@@ -111,8 +111,10 @@ pub(super) fn end_as(status: ExitStatus) -> u8 {
 pub(super) fn run(mut program: Command) -> io::Result<ExitStatus> {
     // Until it is known where to send them: a second one would end this process alone.
     let before = change_mask(libc::SIG_BLOCK, &set_of(&ENDING));
+    // SAFETY: a call that only asks.
+    let parent = unsafe { libc::getpid() };
     // SAFETY: the closure reads atomics and makes system calls that handlers may make.
-    unsafe { program.pre_exec(move || begin(&before)) };
+    unsafe { program.pre_exec(move || begin(&before, parent)) };
     let spawned = program.spawn();
     if let Ok(child) = &spawned {
         CHILD.store(i32::try_from(child.id()).unwrap_or(0), Ordering::SeqCst);
@@ -132,8 +134,16 @@ pub(super) fn run(mut program: Command) -> io::Result<ExitStatus> {
     child.wait()
 }
 
-/// In the child, behind what Rust's library does there: signals are as they were for this command.
-fn begin(mask: &libc::sigset_t) -> io::Result<()> {
+/// In the child, behind what Rust's library does there: signals are as they were for this command, and the one that no
+/// process can send on ends both.
+fn begin(mask: &libc::sigset_t, parent: libc::pid_t) -> io::Result<()> {
+    // SAFETY: calls that change this process only.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        if libc::getppid() != parent {
+            libc::raise(libc::SIGKILL);
+        }
+    }
     leave_signals();
     for (signal, _) in CHANGED.iter().filter(|(_, ignored)| ignored.load(Ordering::SeqCst)) {
         // SAFETY: no handler is set.

@@ -40,6 +40,20 @@ fn a_signal_to_the_command_alone_reaches_the_program() {
 }
 
 #[test]
+fn what_kills_the_command_kills_the_program() {
+    if library().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("kills");
+    let (mut child, program) =
+        ready(scratch.command(&["--quiet", "--", "sh", "-c", "echo $$; exec sleep 200"]));
+    scratch.send(&child, libc::SIGKILL);
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    let is_gone = || fs::metadata(format!("/proc/{program}")).is_err() || state(program) == 'Z';
+    scratch.await_that("the program ends", is_gone);
+}
+
+#[test]
 fn signals_while_the_program_starts_leave_neither_it_nor_a_file() {
     if library().is_none() {
         return;
