@@ -149,6 +149,10 @@ pub(crate) mod device {
             self.clone()
         }
 
+        pub(crate) fn look_last(&self) -> Self {
+            self.clone()
+        }
+
         pub(crate) fn end_look(&self) {}
 
         pub(crate) fn is_open(&self, opening: Opening) -> bool {

@@ -158,6 +158,8 @@ pub(crate) struct OpenDevices {
     open: DeviceList,
     /// What the thread that deregisters may be looking for.
     looked_for: DeviceList,
+    /// What the thread that ends the process may be looking for.
+    looked_for_last: DeviceList,
     /// How many openings were noted.
     openings: u64,
 }
@@ -218,7 +220,8 @@ impl OpenDevices {
     fn marked(&self, descriptor: c_int) -> Option<c_int> {
         match mark_of(descriptor)? {
             0 => {
-                let known = || self.open.0.iter().chain(&self.looked_for.0);
+                let looked_for = || self.looked_for.0.iter().chain(&self.looked_for_last.0);
+                let known = || self.open.0.iter().chain(looked_for());
                 let is_free = |mark: &c_int| {
                     !known().any(|known| known.file == OpenFile { descriptor, mark: *mark })
                 };
@@ -245,7 +248,13 @@ impl OpenDevices {
         self.open.clone()
     }
 
-    /// No thread looks for anything.
+    /// As [`look`](Self::look), for the thread that ends the process: beside the other, and until the process ends.
+    pub(crate) fn look_last(&mut self) -> DeviceList {
+        self.looked_for_last = self.open.clone();
+        self.open.clone()
+    }
+
+    /// The thread that deregisters looks for nothing.
     pub(crate) fn end_look(&mut self) {
         self.looked_for = DeviceList::default();
     }
@@ -386,6 +395,27 @@ mod tests {
             mark_of(number)
         });
         assert_eq!(marks.filter(|mark| *mark == Some(1)).count(), 1, "it is free again");
+    }
+
+    #[test]
+    fn the_end_of_the_process_and_the_thread_that_deregisters_look_beside_each_other() {
+        let (mut devices, file) = (OpenDevices::default(), opened());
+        let number = file.as_raw_fd();
+        let first = noted(&mut devices, 7, number);
+        let looked = devices.look();
+        opened_anew(&file);
+        let second = noted_anew(&mut devices, 7, number);
+        let looked_last = devices.look_last();
+        let mut never_finds = |looked: &DeviceList, opening| {
+            for _ in 0..2 * MARKS {
+                opened_anew(&file);
+                noted_anew(&mut devices, 7, number);
+                assert!(looked.lend(opening, &Table::Shared).is_none());
+            }
+            devices.end_look();
+        };
+        never_finds(&looked, first);
+        never_finds(&looked_last, second);
     }
 
     /// The marks of a number are few, and come again in turns.

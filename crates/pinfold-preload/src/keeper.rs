@@ -329,7 +329,7 @@ impl Keeper {
     pub(crate) fn empty_at_the_end(&self) {
         let Some(mut books) = self.books() else { return };
         books.store.keep_no_more();
-        let devices = books.devices.look();
+        let devices = books.devices.look_last();
         drop(books);
         let end = |leaving: &Leaving| {
             let lent = devices.lend(leaving.opening, &Table::Shared);
