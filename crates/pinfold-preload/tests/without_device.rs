@@ -525,7 +525,6 @@ fn the_program_s_userfaultfd_goes_first_also_beside_registrations() {
     assert!(out.as_deref().is_none_or(|out| out == "0 refused\n"), "{out:?}");
 }
 
-/// It has its parent's memory, and the restriction is its own.
 /// Which the one waits for that has the range, and the other before it reads.
 #[test]
 fn a_move_may_wait_for_a_thread_whose_userfaultfd_takes_what_is_kept() {
@@ -533,6 +532,7 @@ fn a_move_may_wait_for_a_thread_whose_userfaultfd_takes_what_is_kept() {
     assert_eq!(said(&output), done());
 }
 
+/// It has its parent's memory, and the restriction is its own.
 #[test]
 fn a_restriction_that_a_child_of_vfork_takes_with_it_is_not_its_parent_s() {
     for (case, lines) in

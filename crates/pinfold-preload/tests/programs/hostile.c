@@ -230,6 +230,60 @@ static void fork_and_go_on(void)
 	loop_close(&loop);
 }
 
+/* Children leave what they have registered in their parent's domain, and a grandchild that was forked before cleans up
+ * behind that, while the parent registers: the numbers of what a child had are the parent's by then. */
+static void children_end_beside_their_parent(void)
+{
+	struct loop loop = loop_open();
+	char *sink = map(BYTES), byte;
+	struct ibv_mr *target, *mr[8];
+	int status, round, i;
+
+	CHECK((target = ibv_reg_mr(loop.pd, sink, BYTES, REMOTE)));
+	memory = map(BYTES);
+	for (round = 0; round < 4; round++) {
+		int begun[2], over[2], rights = round < 2 ? REMOTE : LOCAL;
+		pid_t child;
+
+		CHECK(!pipe(begun) && !pipe(over) && (child = fork()) >= 0);
+		if (!child) {
+			char *own = map(BYTES);
+
+			for (i = 0; i < 8; i++)
+				registered_often(loop.pd, own + i * BYTES / 8, BYTES / 8);
+			if (round % 2)
+				CHECK(!munmap(own, BYTES / 2));
+			CHECK((child = fork()) >= 0);
+			if (child) {
+				CHECK(write(begun[1], "", 1) == 1);
+				exit(0);
+			}
+			close(over[1]);
+			CHECK(!read(over[0], &byte, 1));
+			ibv_dealloc_pd(loop.pd);
+			CHECK(write(begun[1], "", 1) == 1);
+			exit(0);
+		}
+		CHECK(read(begun[0], &byte, 1) == 1);
+		for (i = 0; i < 4; i++)
+			CHECK((mr[i] = ibv_reg_mr(loop.pd, memory, BYTES, rights)));
+		CHECK(waitpid(child, &status, 0) == child);
+		SAY("child: status %d", status);
+		for (; i < 8; i++)
+			CHECK((mr[i] = ibv_reg_mr(loop.pd, memory, BYTES, rights)));
+		close(over[1]);
+		CHECK(read(begun[0], &byte, 1) == 1);
+		for (i = 0; i < 8; i++) {
+			memset(sink, 16 * round + i, BYTES);
+			SAY("%s", in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, mr[i], memory, BYTES, sink, target->rkey)));
+			SAY("arrived %d", !memcmp(memory, sink, BYTES));
+			SAY("dereg %d", ibv_dereg_mr(mr[i]));
+		}
+	}
+	CHECK(!ibv_dereg_mr(target));
+	loop_close(&loop);
+}
+
 /* A vfork child shares the memory, and execs. */
 static void vforks(void)
 {
@@ -856,6 +910,7 @@ static const struct a_case cases[] = {
 	{ "cleaned_up_by_a_child", cleaned_up_by_a_child },
 	{ "cleaned_up_late_by_a_child", cleaned_up_late_by_a_child },
 	{ "fork_and_go_on", fork_and_go_on },
+	{ "children_end_beside_their_parent", children_end_beside_their_parent },
 	{ "vforks", vforks },
 	{ "mixed_routes", mixed_routes },
 	{ "small_stacks", small_stacks },
