@@ -15,6 +15,7 @@ use crate::registrar::verbs::ffi::ibv_mr;
 use crate::sync::{AtomicU32, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use pinfold_core::{AddressRange, Change, Cover, Lost, MappingKind};
 use pinfold_core::{Monitor, Position, Replay, Sequence, Uncovered, Watch};
+use std::marker::PhantomData;
 use std::ptr::without_provenance_mut;
 use std::sync::Arc;
 
@@ -246,7 +247,7 @@ pub(crate) mod registrar {
 }
 
 pub(crate) mod monitor {
-    pub(crate) use crate::keeping::Best;
+    pub(crate) use crate::keeping::{Best, WatchPause};
 }
 
 pub(crate) mod real {
@@ -446,15 +447,15 @@ impl Best {
     }
 
     #[allow(clippy::unused_self)] // as the part expects it
-    pub(crate) const fn pause_watches(&self) -> WatchPause {
-        WatchPause
+    pub(crate) const fn pause_watches(&self) -> WatchPause<'_> {
+        WatchPause(PhantomData)
     }
 }
 
 /// No model steps aside.
-pub(crate) struct WatchPause;
+pub(crate) struct WatchPause<'m>(PhantomData<&'m Best>);
 
-impl WatchPause {
+impl WatchPause<'_> {
     #[allow(clippy::unused_self)] // as the part expects it
     pub(crate) const fn unwatch(&self, _: AddressRange) {}
 }

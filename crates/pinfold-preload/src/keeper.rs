@@ -42,7 +42,7 @@ use crate::sandbox;
 use crate::steps::{Ended, in_kernel, in_library};
 use crate::store::{DomainName, End, HandleFields, Key, Leaving, Limit, Region, Scope, Store};
 use crate::sync::{Condvar, HeldGate, Mutex, MutexGuard, PriorityGate, sleep};
-use pinfold::monitor::Best;
+use pinfold::monitor::{Best, WatchPause};
 use pinfold::registrar::verbs::ffi::ibv_mr;
 use pinfold::{AddressRange, Lost, Monitor, Position, Sequence, Uncovered, Watch};
 use pinfold_kernel::Errno;
@@ -440,15 +440,15 @@ impl Keeper {
         }
     }
 
-    /// The program wants `range` for a userfaultfd of its own, or moves it: runs `call` while nothing there is watched, nor
-    /// becomes so by another thread's registration of the same mapping. If `is_noted`, a watch ends only where the monitor
-    /// has noted one.
-    pub(crate) fn step_aside(&self, range: AddressRange, is_noted: bool, call: &mut dyn FnMut()) {
+    /// The program wants `range` for a userfaultfd of its own, or moves it: until the answer is dropped nothing there is
+    /// watched, nor becomes so by another thread's registration of the same mapping. If `is_noted`, a watch ends only where
+    /// the monitor has noted one.
+    pub(crate) fn step_aside(&self, range: AddressRange, is_noted: bool) -> WatchPause<'_> {
         let pause = self.monitor.pause_watches();
         if !is_noted || self.monitor.may_watch(range) {
             pause.unwatch(range);
         }
-        call();
+        pause
     }
 
     /// The books with everything applied that has happened. `None` if they cannot be believed.

@@ -422,9 +422,17 @@ fn step_aside_when_asked() {
         use crate::hooks::When;
         static STEP_ASIDE: crate::hooks::StepAside = |range, when, call| {
             let _not_cancelled = NotCancelled::new();
-            if let Some(keeper) = Process::running().and_then(Process::keeper) {
-                // Again: a stack that is mapped now may lie where the program moves something to.
-                apart::run_again(|| keeper.step_aside(range, when == When::Ahead, call));
+            let Some(keeper) = Process::running().and_then(Process::keeper) else { return };
+            // Again: a stack that is mapped now may lie where the program moves something to.
+            let pause = || keeper.step_aside(range, when == When::Ahead);
+            if sandbox::is_the_program_s() {
+                // Its filter may answer the call by a signal, which ends the process where signals are blocked.
+                apart::run_again(pause).iter().for_each(|_| call());
+            } else {
+                apart::run_again(|| {
+                    let _pause = pause();
+                    call();
+                });
             }
         };
         crate::hooks::step_aside_by(&STEP_ASIDE);

@@ -399,6 +399,13 @@ fn memory_may_be_moved_to_where_nothing_is() {
     assert_eq!(said(&output), done());
 }
 
+/// The kernel ends a process whose handler it cannot call.
+#[test]
+fn a_filter_of_the_program_s_may_have_moves_answered_by_a_handler() {
+    let Some((output, _)) = run(&["moves_by_a_handler"]) else { return };
+    assert_eq!(said(&output), done());
+}
+
 /// The other thread's registration may have the mapping watched again at any moment. Of 2,000 moves some ten were refused
 /// half done where nothing but the watch was ended before the call: one run in ten thousand would have found none.
 #[test]

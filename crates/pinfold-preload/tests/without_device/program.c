@@ -36,6 +36,7 @@
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 enum { BYTES = 64 << 10 };
@@ -78,6 +79,11 @@ static void filter(struct sock_filter *rules, size_t count, int by_prctl)
 		CHECK(!syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program));
 }
 
+#ifdef __aarch64__
+#define RESULT regs[0]
+#else
+#define RESULT gregs[REG_RAX]
+#endif
 #define NUMBER BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))
 #define ON(number, action) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, action)
 #define OTHERWISE(action) BPF_STMT(BPF_RET | BPF_K, action)
@@ -1100,6 +1106,32 @@ static void moves_to_a_hole(void)
 	puts("done");
 }
 
+static void answers_for_the_kernel(int unused, siginfo_t *call, void *context)
+{
+	(void)unused, (void)call;
+	((ucontext_t *)context)->uc_mcontext.RESULT = -EPERM;
+}
+
+/* Its own filter hands moves to a handler, which answers them. */
+static void moves_by_a_handler(void)
+{
+	enum { FIXED = MREMAP_MAYMOVE | MREMAP_FIXED };
+	static struct sock_filter rules[] = {
+		NUMBER,
+		ON(SYS_mremap, SECCOMP_RET_TRAP),
+		OTHERWISE(SECCOMP_RET_ALLOW),
+	};
+	struct sigaction action = { .sa_sigaction = answers_for_the_kernel, .sa_flags = SA_SIGINFO };
+	char *to = map();
+
+	begin();
+	registered(4);
+	CHECK(!sigaction(SIGSYS, &action, NULL));
+	filter(rules, LENGTH(rules), by_prctl());
+	CHECK(mremap(memory, BYTES, BYTES, FIXED, to) == MAP_FAILED && errno == EPERM);
+	puts("done");
+}
+
 /* Registers other bytes of the mapping whenever it is asked to. */
 static atomic_long rounds_begun, rounds_ended;
 static char *const moved_piece = (char *)0x200000000000, *const moved_there = (char *)0x210000000000;
@@ -1874,6 +1906,7 @@ static const struct {
 	{ "loads_many", loads_many },
 	{ "moves_in_its_allocator", moves_in_its_allocator },
 	{ "moves_to_a_hole", moves_to_a_hole },
+	{ "moves_by_a_handler", moves_by_a_handler },
 	{ "moves_beside_registrations", moves_beside_registrations },
 	{ "loads_a_plugin", loads_a_plugin },
 	{ "awaits_a_message", awaits_a_message },
