@@ -13,13 +13,14 @@
 
 #![allow(unsafe_code)]
 
+use crate::heap::secure_room;
 use pinfold_kernel::mapping::WalledMapping;
 use pinfold_kernel::process::page_bytes;
 use pinfold_kernel::signal::SignalsBlocked;
 use pinfold_kernel::thread::is_lean;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Whether the calling thread runs code of this library alone, whose calls of the C library no hook is
 /// to take for the program's.
@@ -44,7 +45,7 @@ pub(crate) fn run_again<T, F: FnOnce() -> T>(ours: F) -> Option<T> {
     run_and(ours, Stack::leave)
 }
 
-fn run_and<T, F: FnOnce() -> T>(ours: F, end: impl FnOnce(Box<Stack>)) -> Option<T> {
+fn run_and<T, F: FnOnce() -> T>(ours: F, end: impl FnOnce(Stack)) -> Option<T> {
     if is_ours() {
         return catch_unwind(AssertUnwindSafe(ours)).ok();
     }
@@ -58,58 +59,63 @@ fn run_and<T, F: FnOnce() -> T>(ours: F, end: impl FnOnce(Box<Stack>)) -> Option
     call.result
 }
 
-/// A stack that no call runs on, from a box; null where there is none. A forked child has the same one, at the same
+/// The place of a stack that no call runs on; null where there is none. A forked child has the same one, at the same
 /// address, as its own copy, and none if a thread of its parent had taken it.
-static SPARE: AtomicPtr<Stack> = AtomicPtr::new(ptr::null_mut());
+static SPARE: AtomicPtr<StackPlace> = AtomicPtr::new(ptr::null_mut());
 
-/// A stack, with a page below that nothing may touch, and one above.
-struct Stack {
-    /// Emptied before the memory is unmapped.
-    place: &'static StackPlace,
-    memory: WalledMapping,
-}
+/// A stack, with a page below that nothing may touch, and one above. Whoever has it runs there alone.
+struct Stack(&'static StackPlace);
 
 impl Stack {
     /// With the pages at its ends.
     const BYTES: usize = 256 << 10;
 
+    /// Without those.
+    fn inside() -> usize {
+        Self::BYTES - 2 * page_bytes()
+    }
+
     /// The spare one, or a fresh one.
-    fn take() -> Option<Box<Self>> {
+    fn take() -> Option<Self> {
         // Acquire: pairs with `leave`, whose thread ran on it before.
-        let spare = SPARE.swap(ptr::null_mut(), Ordering::Acquire);
-        if spare.is_null() {
-            return Self::new().map(Box::new);
-        }
-        // SAFETY: from a box, and the swap gave it to this thread alone.
-        Some(unsafe { Box::from_raw(spare) })
+        // SAFETY: null, or a place, which stays; the swap gave its stack to this thread alone.
+        let spare = unsafe { SPARE.swap(ptr::null_mut(), Ordering::Acquire).as_ref() };
+        spare.map(Self).or_else(Self::new)
     }
 
     /// Nothing runs on it any more: the next call has it. Unmapped if another thread has left one meanwhile.
-    fn leave(self: Box<Self>) {
-        let ours = Box::into_raw(self);
+    fn leave(self) {
+        let ours = ptr::from_ref(self.0).cast_mut();
         // Release: pairs with `take`. Relaxed where there is one: nothing of that is looked at.
         let left =
             SPARE.compare_exchange(ptr::null_mut(), ours, Ordering::Release, Ordering::Relaxed);
-        if left.is_err() {
-            // SAFETY: from a box, and still this thread's alone.
-            drop(unsafe { Box::from_raw(ours) });
+        if left.is_ok() {
+            std::mem::forget(self);
         }
     }
 
+    /// The first takes none of this library's heap, of which a block takes a chunk of addresses: programs of verbs have one
+    /// as they start.
     fn new() -> Option<Self> {
-        let memory = WalledMapping::new(Self::BYTES - 2 * page_bytes()).ok()?;
-        Some(Self { place: StackPlace::of(memory.start().addr().get()), memory })
+        let memory = WalledMapping::new(Self::inside()).ok()?;
+        let place = StackPlace::of(memory.start().as_ptr())?;
+        memory.leak();
+        Some(Self(place))
     }
 
     /// Its end, from which it grows down; aligned to a page.
     fn top(&self) -> *mut libc::c_void {
-        self.memory.start().as_ptr().wrapping_add(self.memory.bytes()).cast()
+        // Relaxed: this thread has written it, or was given it with the stack.
+        self.0.start.load(Ordering::Relaxed).wrapping_add(Self::inside()).cast()
     }
 }
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        self.place.empty();
+        if let Some(start) = self.0.empty() {
+            // SAFETY: leaked by `new`, for as many bytes, and nothing runs there any more.
+            unsafe { WalledMapping::unmap_leaked(start, Self::inside()) };
+        }
     }
 }
 
@@ -118,32 +124,36 @@ impl Drop for Stack {
 /// The places are a list that grows to the largest number of stacks that there were at the same time, and stays: another
 /// thread may be reading it. A forked child has all of its parent's stacks, and no thread of its own where they are.
 struct StackPlace {
-    /// Its lowest address, 0 where no stack is.
-    start: AtomicUsize,
+    /// Its lowest address, null where no stack is.
+    start: AtomicPtr<u8>,
     next: Option<&'static Self>,
 }
 
-/// The first place of the list; null before the first stack.
-static PLACES: AtomicPtr<StackPlace> = AtomicPtr::new(ptr::null_mut());
+/// The last of the list.
+static LAST: StackPlace = StackPlace { start: AtomicPtr::new(ptr::null_mut()), next: None };
+
+/// The first place of the list.
+static PLACES: AtomicPtr<StackPlace> = AtomicPtr::new((&raw const LAST).cast_mut());
 
 impl StackPlace {
-    /// An empty place, or a new one, for a stack that begins at `start`.
-    fn of(start: usize) -> &'static Self {
-        // Relaxed, here and in `empty` and `holds`: the number stands for itself. A thread on a stack has written its place
-        // or was given it with the stack. For any other, what a stale number covers is unmapped; its own stack can be
+    /// An empty place, or a new one, for a stack that begins at `start`. `None` without memory for it.
+    fn of(start: *mut u8) -> Option<&'static Self> {
+        // Relaxed, here and in `empty` and `holds`: the address stands for itself. A thread on a stack has written its place
+        // or was given it with the stack. For any other, what a stale address covers is unmapped; its own stack can be
         // mapped there only behind the unmapping, which follows `empty`, and the kernel's lock of all mappings orders them.
         let take = |place: &&Self| {
-            place.start.compare_exchange(0, start, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            let (order, none) = (Ordering::Relaxed, ptr::null_mut());
+            place.start.compare_exchange(none, start, order, order).is_ok()
         };
-        Self::all().find(take).unwrap_or_else(|| Self::add(start))
+        Self::all().find(take).or_else(|| secure_room().then(|| Self::add(start)))
     }
 
-    fn add(start: usize) -> &'static Self {
-        let fresh = Box::leak(Box::new(Self { start: AtomicUsize::new(start), next: None }));
+    fn add(start: *mut u8) -> &'static Self {
+        let fresh = Box::leak(Box::new(Self { start: AtomicPtr::new(start), next: None }));
         // Acquire, here and where it fails: as in `all`.
         let mut first = PLACES.load(Ordering::Acquire);
         loop {
-            // SAFETY: null, or from a leaked box.
+            // SAFETY: static, or from a leaked box.
             fresh.next = unsafe { first.as_ref() };
             // Release: pairs with `all`, which reads `next`.
             let (success, failure) = (Ordering::Release, Ordering::Acquire);
@@ -156,18 +166,19 @@ impl StackPlace {
 
     fn all() -> impl Iterator<Item = &'static Self> {
         // Acquire: pairs with `add`.
-        // SAFETY: null, or from a leaked box that is not changed any more but for its atomic number.
+        // SAFETY: static, or from a leaked box that is not changed any more but for its atomic address.
         let first = unsafe { PLACES.load(Ordering::Acquire).as_ref() };
         std::iter::successors(first, |place| place.next)
     }
 
     fn holds(&self, address: usize) -> bool {
-        let start = self.start.load(Ordering::Relaxed);
-        start != 0 && address.wrapping_sub(start) < Stack::BYTES - 2 * page_bytes()
+        let start = self.start.load(Ordering::Relaxed).addr();
+        start != 0 && address.wrapping_sub(start) < Stack::inside()
     }
 
-    fn empty(&self) {
-        self.start.store(0, Ordering::Relaxed);
+    /// Where the stack was.
+    fn empty(&self) -> Option<NonNull<u8>> {
+        NonNull::new(self.start.swap(ptr::null_mut(), Ordering::Relaxed))
     }
 }
 
@@ -328,8 +339,8 @@ mod tests {
     #[test]
     fn a_place_holds_its_stack_until_that_is_unmapped() {
         let stack = Stack::new().unwrap();
-        let (place, top) = (stack.place, stack.top().addr());
-        let start = stack.memory.start().addr().get();
+        let (place, top) = (stack.0, stack.top().addr());
+        let start = place.start.load(Ordering::Relaxed).addr();
         let bounds = [start - 1, start, top - 1, top].map(|address| place.holds(address));
         assert_eq!(bounds, [false, true, true, false]);
         assert!(StackPlace::all().any(|of_list| ptr::eq(of_list, place)));

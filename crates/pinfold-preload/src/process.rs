@@ -126,7 +126,7 @@ impl Process {
             let settings = Settings::of_process().ok();
             settings.is_some_and(|settings| settings.rank.is_some()) || steps::bypassed() > 0
         };
-        if is_new && apart::run(is_to_report)? { Self::current() } else { None }
+        if is_new && secure_room() && apart::run(is_to_report)? { Self::current() } else { None }
     }
 
     fn latest() -> Option<&'static Self> {

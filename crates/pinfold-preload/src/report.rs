@@ -5,6 +5,7 @@
 //! one: the others have inherited the variables.
 
 use crate::complaint::complain;
+use crate::heap::secure_room;
 use crate::rank::Rank;
 use crate::reasons::Reasons;
 use crate::settings::{Destination, Settings};
@@ -91,7 +92,9 @@ impl Account {
 /// written, and nothing is allocated.
 pub(crate) fn note_start() {
     let is_set = environment::is_set;
-    if is_set("PINFOLD_SUMMARY") && (is_set("PINFOLD_CACHE") || Rank::is_set(is_set)) {
+    let is_wanted =
+        || is_set("PINFOLD_SUMMARY") && (is_set("PINFOLD_CACHE") || Rank::is_set(is_set));
+    if is_wanted() && secure_room() {
         // A summary that lacks the line says so.
         let _ = apart::run(leave_beginning);
     }

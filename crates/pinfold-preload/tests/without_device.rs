@@ -836,6 +836,26 @@ fn a_rank_is_in_the_summary_whether_or_not_it_registered_memory() {
     assert!(!ended[0].contains("rank"), "{ended:?}");
 }
 
+/// Under a limit on its memory, whichever that is: what the library takes as a process begins and ends it may not get. At
+/// some the linker leaves the library out, or starts no program.
+#[test]
+fn a_process_begins_and_ends_however_little_memory_it_may_have() {
+    let Some(programs) = programs() else { return };
+    let file = programs.join("little.summary");
+    std::fs::write(&file, "").unwrap();
+    for limit in (100..2400).step_by(50).flat_map(|kib| [("-d", kib), ("-v", 1500 + 4 * kib)]) {
+        for variables in [&[][..], &RANK] {
+            let mut command = Command::new("sh");
+            let script = format!("ulimit {} {} && exec \"$0\" registers_nothing", limit.0, limit.1);
+            command.args(["-c", &script]).arg(programs.join("program"));
+            command.env("PINFOLD_SUMMARY", &file).envs(variables.iter().copied());
+            let (_, signal, _, errors) = said(&built::output(command, &[&library()], &[]));
+            // So do the standard library's collections.
+            assert_ne!(signal, Some(libc::SIGABRT), "{limit:?}, {variables:?}: {errors}");
+        }
+    }
+}
+
 #[test]
 fn a_rank_that_is_killed_has_begun() {
     let Some(programs) = programs() else { return };
