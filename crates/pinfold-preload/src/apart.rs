@@ -32,25 +32,29 @@ pub(crate) fn is_ours() -> bool {
     is_lean() || StackPlace::all().any(|place| place.holds(stack_pointer()))
 }
 
-/// Runs `ours` on a stack of 256 KiB. `None` if it panicked, or without memory for a stack.
+/// Runs `ours` on a stack of 256 KiB of its own. `None` if it panicked, or without memory for a stack.
 ///
 /// Costs two system calls for the signals, three for the stack and a page fault for each page of it that is used.
 /// Inside of another `run`, and on a thread of ours, it is a plain call.
 pub(crate) fn run<T, F: FnOnce() -> T>(ours: F) -> Option<T> {
-    run_and(ours, drop)
+    run_on(Stack::new, ours, drop)
 }
 
 /// As [`run`], for what is called again and again: leaves the stack, with its pages, to the next call.
 pub(crate) fn run_again<T, F: FnOnce() -> T>(ours: F) -> Option<T> {
-    run_and(ours, Stack::leave)
+    run_on(Stack::take, ours, Stack::leave)
 }
 
-fn run_and<T, F: FnOnce() -> T>(ours: F, end: impl FnOnce(Stack)) -> Option<T> {
+fn run_on<T, F: FnOnce() -> T>(
+    stack: impl FnOnce() -> Option<Stack>,
+    ours: F,
+    end: impl FnOnce(Stack),
+) -> Option<T> {
     if is_ours() {
         return catch_unwind(AssertUnwindSafe(ours)).ok();
     }
     let _blocked = SignalsBlocked::new();
-    let stack = Stack::take()?;
+    let stack = stack()?;
     let mut call = Call { ours: Some(ours), result: None };
     // SAFETY: the stack is ours for as long as this function runs, and is mapped; `enter` gets the
     // call that it expects, and does not unwind.
