@@ -67,7 +67,7 @@ fn run_on<T, F: FnOnce() -> T>(
 /// address, as its own copy, and none if a thread of its parent had taken it.
 static SPARE: AtomicPtr<StackPlace> = AtomicPtr::new(ptr::null_mut());
 
-/// A stack, with a page below that nothing may touch, and one above. Whoever has it runs there alone.
+/// A stack, with a page below that nothing may touch, and one above. Of one thread alone.
 struct Stack(&'static StackPlace);
 
 impl Stack {
