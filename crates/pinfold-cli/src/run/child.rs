@@ -37,10 +37,13 @@ const ENDING: [libc::c_int; 8] = [
 const FROM_TERMINAL: [libc::c_int; 3] = [libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP];
 
 /// Signals that this process does not leave as they were, and whether they were ignored as it began. Rust's runtime ignores
-/// SIGPIPE before `main`, and has programs begin with the default; the kernel keeps no status for a process that ignores
-/// SIGCHLD.
-static CHANGED: [(libc::c_int, AtomicBool); 2] =
-    [(libc::SIGPIPE, AtomicBool::new(false)), (libc::SIGCHLD, AtomicBool::new(false))];
+/// SIGPIPE before `main`; the kernel keeps no status for a process that ignores SIGCHLD, and ends by SIGXFSZ one that writes
+/// more than a file may have.
+static CHANGED: [(libc::c_int, AtomicBool); 3] = [
+    (libc::SIGPIPE, AtomicBool::new(false)),
+    (libc::SIGCHLD, AtomicBool::new(false)),
+    (libc::SIGXFSZ, AtomicBool::new(false)),
+];
 
 /// Before Rust's runtime begins.
 #[used]
@@ -62,10 +65,14 @@ fn is_ignored(signal: libc::c_int) -> bool {
     }
 }
 
-/// Has the kernel keep the statuses of processes that this one starts, whatever its own starter wanted.
+/// Has the kernel keep the statuses of processes that this one starts, whatever its own starter wanted, and refuse what this
+/// one writes and has no room for.
 pub(super) fn keep_statuses() {
     // SAFETY: no handler is set.
-    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+    unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
 }
 
 /// Has signals noted from now on, and sent on to the program while it runs.
@@ -140,14 +147,16 @@ fn begin(mask: &libc::sigset_t, parent: libc::pid_t) -> io::Result<()> {
     // SAFETY: calls that change this process only.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        if libc::getppid() != parent {
+        // 0: this process is in a PID namespace of its own, as `unshare --pid` has it, and its parent has no number there.
+        if ![parent, 0].contains(&libc::getppid()) {
             libc::raise(libc::SIGKILL);
         }
     }
     leave_signals();
-    for (signal, _) in CHANGED.iter().filter(|(_, ignored)| ignored.load(Ordering::SeqCst)) {
+    for (signal, was_ignored) in &CHANGED {
+        let was = if was_ignored.load(Ordering::SeqCst) { libc::SIG_IGN } else { libc::SIG_DFL };
         // SAFETY: no handler is set.
-        unsafe { libc::signal(*signal, libc::SIG_IGN) };
+        unsafe { libc::signal(*signal, was) };
     }
     change_mask(libc::SIG_SETMASK, mask);
     Ok(())

@@ -167,6 +167,52 @@ fn a_summary_that_cannot_be_written_is_refused_before_the_program_starts() {
 }
 
 #[test]
+fn a_summary_that_no_file_may_have_changes_nothing() {
+    if library().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("limit");
+    let json = scratch.place("json");
+    let words = ["run", "--json", json.to_str().unwrap(), "--", "sh", "-c", "exit 7"];
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "ulimit -f 0; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pinfold")])
+        .args(words);
+    let output = command.env("TMPDIR", scratch.place("tmp")).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("could not be written: File too large"), "{errors}");
+    assert_eq!((output.status.code(), scratch.leftovers()), (Some(7), vec![]));
+}
+
+/// Where an ordinary user may have namespaces.
+#[test]
+fn a_program_in_a_pid_namespace_of_its_own_starts() {
+    if library().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("namespace");
+    let unshare = |words: &[&str]| {
+        let mut command = Command::new("unshare");
+        // The first process of the namespace, which its own signals do not end, is another one.
+        let script = "exec 3<&0; cat <&3 >/dev/null 2>&1 & exec \"$@\"";
+        command.args(["--user", "--map-root-user", "--pid", "sh", "-c", script, "sh"]).args(words);
+        command.env("TMPDIR", scratch.place("tmp")).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().ok()?;
+        let _until_its_end = child.stdin.take();
+        child.wait_with_output().ok()
+    };
+    let program = ["sh", "-c", "echo started"];
+    let alone = unshare(&program);
+    if !alone.is_some_and(|output| output.status.success()) {
+        eprintln!("skipped: no namespaces here");
+        return;
+    }
+    let run = [env!("CARGO_BIN_EXE_pinfold"), "run", "--quiet", "--"];
+    let output = unshare(&[&run[..], &program].concat()).unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "started\n", "{output:?}");
+}
+
+#[test]
 fn only_regular_files_are_read() {
     if library().is_none() {
         return;
@@ -222,7 +268,7 @@ fn what_the_starter_ignores_the_program_ignores_and_its_status_is_kept() {
     }
     let scratch = Scratch::new("ignores");
     let program = ["sh", "-c", "sed -n '/^SigIgn/p' /proc/$$/status; exit 3"];
-    for ignored in ["", "trap '' PIPE CHLD;"] {
+    for ignored in ["", "trap '' PIPE CHLD XFSZ;"] {
         let start = |words: &[&str]| {
             let script = format!("{ignored} exec \"$@\"");
             let mut command = Command::new("sh");
