@@ -157,8 +157,13 @@ fn is_list(words: &[OsString], at: usize) -> bool {
             .any(|it| words[at - 2] == *it)
 }
 
+/// A list with those names that it has not: Open MPI 4 takes the last value of a variable, which is not the user's then, and
+/// version 5 ends with an error where two differ.
 fn longer(mut list: OsString, names: &[OsString]) -> OsString {
-    for name in names {
+    let own = list.clone();
+    let entries = own.as_encoded_bytes().split(|byte| *byte == b';');
+    let listed: Vec<_> = entries.filter_map(|it| it.split(|byte| *byte == b'=').next()).collect();
+    for name in names.iter().filter(|name| !listed.contains(&name.as_encoded_bytes())) {
         if !list.is_empty() {
             list.push(";");
         }
@@ -221,7 +226,11 @@ mod tests {
         let longer = words("-n 2 --mca mca_base_env_list A=1;B;LD_PRELOAD;FI_X ./a");
         assert_eq!(forwarding(&names, &argument, Some("C".into())), (longer, None));
         let other = words("-n 2 ./a");
-        for (list, now) in [("C", "C;LD_PRELOAD;FI_X"), ("", "LD_PRELOAD;FI_X")] {
+        for (list, now) in [
+            ("C", "C;LD_PRELOAD;FI_X"),
+            ("", "LD_PRELOAD;FI_X"),
+            ("FI_X=1;LD_PRELOADS", "FI_X=1;LD_PRELOADS;LD_PRELOAD"),
+        ] {
             let forwarded = forwarding(&names, &other, Some(list.into()));
             assert_eq!(forwarded, (other.clone(), Some(now.into())));
         }

@@ -88,6 +88,7 @@ fn a_list_of_variables_has_them_instead() {
     let [words, errors] = said(&file);
     assert!(errors.contains("UCX_RCACHE_ENABLE is set by mca_base_env_list to \"y\""), "{errors}");
     assert!(words.contains("list A;UCX_RCACHE_ENABLE=y;LD_PRELOAD;"), "{words}");
+    assert_eq!(words.matches("UCX_RCACHE_ENABLE").count(), 1, "{words}");
     let argument = job.command(&["--mca", "mca_base_env_list", "B", "./a"]).output().unwrap();
     let [words, _] = said(&argument);
     assert!(
