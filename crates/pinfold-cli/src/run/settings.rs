@@ -163,9 +163,13 @@ const SETTINGS: [Setting; 13] = [
 
 /// Other names that Open MPI knows a parameter by, and whose values count as well. It has UCX read each variable with `MPI_`
 /// before its name, too, and last.
-const SYNONYMS: [[&str; 2]; 4] = [
+const SYNONYMS: [[&str; 2]; 8] = [
     ["MPI_UCX_RCACHE_ENABLE", "UCX_RCACHE_ENABLE"],
     ["MPI_UCX_IB_REG_METHODS", "UCX_IB_REG_METHODS"],
+    ["OMPI_MCA_pml_ucx_opal_mem_hooks", "OMPI_MCA_opal_common_ucx_opal_mem_hooks"],
+    ["OMPI_MCA_osc_ucx_opal_mem_hooks", "OMPI_MCA_opal_common_ucx_opal_mem_hooks"],
+    ["OMPI_MCA_spml_ucx_opal_mem_hooks", "OMPI_MCA_opal_common_ucx_opal_mem_hooks"],
+    ["OMPI_MCA_atomic_ucx_opal_mem_hooks", "OMPI_MCA_opal_common_ucx_opal_mem_hooks"],
     ["OMPI_MCA_opal_leave_pinned", "OMPI_MCA_mpi_leave_pinned"],
     ["OMPI_MCA_opal_leave_pinned_pipeline", "OMPI_MCA_mpi_leave_pinned_pipeline"],
 ];
@@ -333,6 +337,7 @@ mod tests {
                 &["1", "-1", "auto", "off"],
             ),
             ("OMPI_MCA_opal_leave_pinned", &["0"], &["1"]),
+            ("OMPI_MCA_pml_ucx_opal_mem_hooks", &["0", "false"], &["1", "true"]),
             ("MV2_USE_LAZY_MEM_UNREGISTER", &["0"], &["1"]),
         ] {
             harmless.iter().for_each(|value| assert!(!conflicts(name, value), "{name}={value}"));
