@@ -42,7 +42,7 @@ const OPTIONS: [(About, &str); 10] = [
     (About::SendsNone, "genvnone envnone"),
     (About::SendsOnly, "genvlist envlist"),
     (About::Export, "export"),
-    (About::File, "tune am configfile"),
+    (About::File, "tune am amca configfile"),
     (About::Programs, "app"),
     (
         About::Other,
@@ -82,7 +82,11 @@ fn options_of_one(mut words: &[String]) -> Vec<Found> {
         let Some((about, _)) =
             OPTIONS.iter().find(|(_, names)| names.split(' ').any(|it| it == name))
         else {
-            if inline.is_none() && words.first().is_some_and(|next| !next.starts_with('-')) {
+            let is_attached = !option.starts_with("--") && has_attached(name);
+            if !is_attached
+                && inline.is_none()
+                && words.first().is_some_and(|next| !next.starts_with('-'))
+            {
                 (words, sure) = (&words[1..], false);
             }
             continue;
@@ -95,6 +99,11 @@ fn options_of_one(mut words: &[String]) -> Vec<Found> {
         all.push(Found { option: option.clone(), about: *about, values, sure });
     }
     all
+}
+
+/// Whether an option's name is a letter with its value, as in `-n2`.
+fn has_attached(name: &str) -> bool {
+    matches!(name.as_bytes(), [letter, digit, ..] if letter.is_ascii_alphabetic() && digit.is_ascii_digit())
 }
 
 impl About {
@@ -141,6 +150,7 @@ impl Found {
     /// What this does to the variables that are sent.
     fn of_sending(&self, names: &[OsString]) -> Option<String> {
         let (option, does) = (&self.option, if self.sure { "sends" } else { "may send" });
+        let whose = if self.sure { "" } else { " (which may be the program's)" };
         let what = match (self.about, &self.values[..]) {
             (About::SendsNone, _) => "no variables",
             (About::SendsOnly, [list]) if !has_all(list, names) => "only some variables",
@@ -149,12 +159,12 @@ impl Found {
             }
             (About::File, [file]) => {
                 return Some(format!(
-                    "{option} {file}: what this file sets counts before these variables, and is not looked at"
+                    "{option} {file}{whose}: what this file sets counts before these variables, and is not looked at"
                 ));
             }
             (About::Programs, [file]) => {
                 return Some(format!(
-                    "{option} {file}: no other option counts next to it, so each line of this file needs -x LD_PRELOAD, and \
+                    "{option} {file}{whose}: no other option counts next to it, so each line of this file needs -x LD_PRELOAD, and \
                      -x for PINFOLD_* and the variables of its middleware, for ranks on other machines"
                 ));
             }
@@ -247,9 +257,11 @@ mod tests {
             ("--export PATH ./a.out", "only some variables"),
             ("--export=ALL,UCX_RCACHE_ENABLE=y ./a.out", "to \"y\""),
             ("--tune file ./a.out", "file: what this file sets"),
+            ("--amca file ./a.out", "file: what this file sets"),
             ("-configfile file", "file: what this file sets"),
             ("--app file", "each line of this file needs -x LD_PRELOAD"),
             ("--frobnicate 3 --mca memory patcher ./a.out", "may be set by an argument"),
+            ("--exclusive ./a.out --configfile b", "--configfile b (which may be the program's)"),
             ("--prtemca a b --pmixmca c d --mca memory patcher ./a.out", "memory is set by"),
         ] {
             let warnings = said(arguments);
@@ -265,6 +277,7 @@ mod tests {
             "-n 1 ./a.out -x UCX_RCACHE_ENABLE=y : -n 1 ./b.out -genvnone",
             "-mca memory ^patcher,ucx -x FI_MR_CACHE_MAX_COUNT=0x0 ./a.out",
             "--export=ALL -n2",
+            "-n2 -N1-2 -t1:00:00 ./a.out --configfile b --mca memory patcher",
             "-genvlist PATH,FI_X,LD_PRELOAD ./a.out",
             "--export=PATH,FI_X=1,LD_PRELOAD -n2 ./a.out",
             "-x UCX_RCACHE_ENABLE_MORE=y -x",
