@@ -45,7 +45,8 @@ impl Files {
         all
     }
 
-    /// The list of variables that a file has, for want of one in the environment: the user's, or a launcher's.
+    /// The list of variables that a file has, for want of one in the environment: the user's, or a launcher's. The last line
+    /// of a file counts.
     pub(super) fn list(&self) -> Option<OsString> {
         let home =
             std::env::var_os("HOME").map(|home| Path::new(&home).join(".openmpi/mca-params.conf"));
@@ -53,7 +54,10 @@ impl Files {
         let texts =
             own.into_iter().chain(self.texts("openmpi-mca-params.conf").map(|(_, text)| text));
         let list = |text: String| {
-            parameters(&text).find(|(name, _)| *name == LIST).map(|(_, value)| value.into())
+            parameters(&text)
+                .filter(|(name, _)| *name == LIST)
+                .last()
+                .map(|(_, value)| value.into())
         };
         texts.filter_map(list).next()
     }
@@ -79,13 +83,14 @@ mod tests {
         fs::write(&launcher, "").unwrap();
         fs::write(etc.join(OVERRIDE), "# memory = patcher\nmemory_more = 1\n memory = patcher \n")
             .unwrap();
-        fs::write(etc.join("openmpi-mca-params.conf"), "mca_base_env_list = A;B\n").unwrap();
+        let lists = "mca_base_env_list = C\nmca_base_env_list = A;B\n";
+        fs::write(etc.join("openmpi-mca-params.conf"), lists).unwrap();
         let files = Files::of(launcher.as_os_str());
         let warnings = files.warnings(Middleware::Mpi);
         let (list, ucx) = (files.list(), files.warnings(Middleware::Ucx));
         fs::remove_dir_all(&prefix).unwrap();
         let [warning] = &warnings[..] else { panic!("{warnings:?}") };
         assert!(warning.contains(OVERRIDE) && warning.contains("\"patcher\""), "{warning}");
-        assert!(list.is_some() && ucx.is_empty());
+        assert!(list.is_some_and(|list| list == "A;B") && ucx.is_empty());
     }
 }
