@@ -146,7 +146,8 @@ impl<'a> Job<'a> {
         let list = || var_os(launcher::LIST_VARIABLE).or_else(|| files.list());
         let elsewhere = (launcher == Launcher::OpenMpi).then(list).flatten();
         let mut warnings = warnings::of_arguments(middleware, &self.words, &names);
-        warnings.extend(warnings::of_environment(self.program, |name| var_os(name)));
+        let of_environment = || warnings::of_environment(self.program, |name| var_os(name));
+        warnings.extend((launcher == Launcher::SendsAll).then(of_environment).flatten());
         warnings.extend(elsewhere.iter().flat_map(|list| warnings::of_list(middleware, list)));
         warnings.extend(files.warnings(middleware));
         warnings.iter().for_each(|warning| output.note(warning));

@@ -202,17 +202,20 @@ pub(super) fn sets(middleware: Middleware, name: &str, value: &str, how: &str) -
     middleware.setting(name)?.conflict(name, OsStr::new(value), how)
 }
 
-/// What variables other than those of a middleware do: Slurm's list of variables to send.
+/// What variables other than those of a middleware do where the launcher sends all others: Slurm's list of those to send,
+/// and MPICH's choice.
 pub(super) fn of_environment(
     launcher: &OsStr,
     set: impl Fn(&str) -> Option<OsString>,
 ) -> Option<String> {
-    let set = |name: &str| set(name).map(|value| value.to_string_lossy().into_owned());
     let is_slurm = Path::new(launcher).file_name().is_some_and(|name| name == "srun");
-    let exported =
-        set("SLURM_EXPORT_ENV").filter(|list| is_slurm && !list.is_empty() && !exports_all(list));
-    exported.map(|list| {
-        format!("SLURM_EXPORT_ENV={list}: srun does not send all variables to the ranks; say --export=ALL")
+    let (name, option) =
+        if is_slurm { ("SLURM_EXPORT_ENV", "--export=ALL") } else { ("HYDRA_ENV", "-genvall") };
+    let value = set(name)?.to_string_lossy().into_owned();
+    let sends_all = value.is_empty() || if is_slurm { exports_all(&value) } else { value == "all" };
+    (!sends_all).then(|| {
+        let launcher = launcher.display();
+        format!("{name}={value}: {launcher} does not send all variables to the ranks; say {option}")
     })
 }
 
@@ -293,6 +296,11 @@ mod tests {
         assert!(of_environment(OsStr::new("/usr/bin/srun"), set).is_some());
         assert!(of_environment(OsStr::new("mpirun"), set).is_none());
         assert!(of_environment(OsStr::new("srun"), |_| None).is_none());
+        let said = |value: &'static str| {
+            let set = |name: &str| (name == "HYDRA_ENV").then(|| value.into());
+            of_environment(OsStr::new("mpiexec"), set)
+        };
+        assert!(said("all").is_none() && said("none").unwrap().ends_with("say -genvall"));
         let open_mpi = of_list(Middleware::Mpi, OsStr::new("A; UCX_RCACHE_ENABLE=y"));
         assert!(open_mpi.len() == 1 && open_mpi[0].contains("env_list to \"y\""), "{open_mpi:?}");
     }
