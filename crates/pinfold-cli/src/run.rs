@@ -129,10 +129,13 @@ impl<'a> Job<'a> {
     fn prepare(&mut self, middleware: Middleware, output: &Output) {
         let preparation = middleware.prepare(|name| var_os(name));
         preparation.variables.into_iter().for_each(|(name, value)| self.set(name, value.into()));
-        let has_omni_path = Path::new("/dev/hfi1_0").exists();
-        let stays_on = middleware.omni_path(|name| var_os(name), has_omni_path);
+        let has = |device: &str| Path::new(device).exists();
+        let of_providers = [
+            middleware.omni_path(|name| var_os(name), has("/dev/hfi1_0")),
+            middleware.slingshot(|name| var_os(name), has("/dev/cxi0")),
+        ];
         preparation.warnings.iter().for_each(|warning| output.note(warning));
-        stays_on.iter().for_each(|warning| output.note(warning));
+        of_providers.iter().flatten().for_each(|warning| output.note(warning));
         match Launcher::of(self.program) {
             Some(launcher) => self.send(middleware, launcher, output),
             None if middleware == Middleware::Mpi => self.say_of_no_launcher(output),

@@ -236,18 +236,41 @@ impl Middleware {
         has_omni_path: bool,
     ) -> Option<&'static str> {
         let set = |name| set(name).filter(|value: &OsString| !value.is_empty());
-        let is_chosen = set("FI_PROVIDER").map_or(has_omni_path, |providers| {
-            providers.to_string_lossy().split(',').any(|it| it.trim_start_matches('^') == "opx")
-                && !providers.to_string_lossy().starts_with('^')
-        });
+        let is_chosen = is_chosen("opx", set("FI_PROVIDER"), has_omni_path);
         let is_off =
             set("FI_OPX_TID_DISABLE").is_some_and(|it| !LIBFABRIC_NO.has(&it.to_string_lossy()));
         (self.needs(Reader::Libfabric) && is_chosen && !is_off).then_some(OMNI_PATH)
     }
+
+    /// Whether libfabric may choose Slingshot's provider, for which these variables do only harm: as above.
+    pub(super) fn slingshot(
+        self,
+        set: impl Fn(&str) -> Option<OsString>,
+        has_slingshot: bool,
+    ) -> Option<&'static str> {
+        let set = |name| set(name).filter(|value: &OsString| !value.is_empty());
+        let is_chosen = is_chosen("cxi", set("FI_PROVIDER"), has_slingshot);
+        let count = set("FI_MR_CACHE_MAX_COUNT");
+        let is_off = count.is_none_or(|it| Harmless::Zero.has(&it.to_string_lossy()));
+        (self.needs(Reader::Libfabric) && is_chosen && is_off).then_some(SLINGSHOT)
+    }
+}
+
+/// Whether libfabric may choose a provider, if these are named or none where a machine `has_device` of it.
+fn is_chosen(provider: &str, named: Option<OsString>, has_device: bool) -> bool {
+    named.map_or(has_device, |named| {
+        let named = named.to_string_lossy();
+        !named.starts_with('^') && named.split(',').any(|it| it == provider)
+    })
 }
 
 const OMNI_PATH: &str = "libfabric's opx provider keeps what it pins whatever FI_MR_CACHE_MAX_COUNT says, and does not use \
                          libibverbs; FI_OPX_TID_DISABLE=1 has it pin nothing";
+
+/// Read in 2.5 and 2.6, which take a monitor that is named, and not started because there is no cache, for one that failed.
+const SLINGSHOT: &str = "libfabric's cxi provider does not use libibverbs, so nothing is cached with its own cache off \
+                         (FI_MR_CACHE_MAX_COUNT=0), and it may refuse to start where FI_MR_CACHE_MONITOR is set; with \
+                         another number it asks Pinfold's monitor where it can";
 
 impl Setting {
     /// What another value than ours leaves on; `how` a variable has it: that it is set, or may be, and where.
@@ -385,5 +408,21 @@ mod tests {
         assert!(!said("verbs", "", true) && !said("", "", false) && !said("opx", "1", true));
         assert!(!said("^opx", "", true));
         assert_eq!(Middleware::Ucx.omni_path(|_| None, true), None);
+    }
+
+    #[test]
+    fn a_provider_that_these_variables_only_harm_is_named() {
+        let said = |providers: &'static str, count: &'static str, has_one| {
+            let set = |name: &str| match name {
+                "FI_PROVIDER" => Some(providers.into()),
+                "FI_MR_CACHE_MAX_COUNT" => Some(count.into()),
+                _ => None,
+            };
+            Middleware::Libfabric.slingshot(set, has_one).is_some()
+        };
+        assert!(said("cxi", "", false) && said("", "0", true));
+        assert!(!said("", "", false) && !said("verbs", "", true) && !said("cxi", "1024", true));
+        assert!(!said("^cxi", "", true));
+        assert_eq!(Middleware::Ucx.slingshot(|_| None, true), None);
     }
 }
