@@ -1,6 +1,6 @@
 //! How a program under `pinfold run` ends, whatever becomes of what is printed and written, and which signals reach it.
 
-use crate::run::{Scratch, library};
+use crate::run::Scratch;
 use crate::support::status;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -23,10 +23,7 @@ fn ready(mut command: Command) -> (Child, u32) {
 
 #[test]
 fn a_signal_to_the_command_alone_reaches_the_program() {
-    if library().is_none() {
-        return;
-    }
-    let scratch = Scratch::new("reaches");
+    let Some(scratch) = Scratch::new("reaches") else { return };
     for signal in
         [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGXCPU, libc::SIGALRM]
     {
@@ -41,10 +38,7 @@ fn a_signal_to_the_command_alone_reaches_the_program() {
 
 #[test]
 fn what_kills_the_command_kills_the_program() {
-    if library().is_none() {
-        return;
-    }
-    let scratch = Scratch::new("kills");
+    let Some(scratch) = Scratch::new("kills") else { return };
     let (mut child, program) =
         ready(scratch.command(&["--quiet", "--", "sh", "-c", "echo $$; exec sleep 200"]));
     scratch.send(&child, libc::SIGKILL);
@@ -55,10 +49,7 @@ fn what_kills_the_command_kills_the_program() {
 
 #[test]
 fn signals_while_the_program_starts_leave_neither_it_nor_a_file() {
-    if library().is_none() {
-        return;
-    }
-    let scratch = Scratch::new("starts");
+    let Some(scratch) = Scratch::new("starts") else { return };
     // Found late.
     let path = "/no/such/directory:".repeat(5000) + "/usr/bin:/bin";
     for _ in 0..5 {
@@ -79,10 +70,7 @@ fn state(process: u32) -> char {
 
 #[test]
 fn the_command_stops_with_the_program_and_continues_with_it() {
-    if library().is_none() {
-        return;
-    }
-    let scratch = Scratch::new("stops");
+    let Some(scratch) = Scratch::new("stops") else { return };
     let mut command = scratch.command(&["--quiet", "--", "sh", "-c", WAITS]);
     // In a group whose parent is in another one: the kernel stops no others by this signal.
     let (mut child, program) = ready({
@@ -106,10 +94,7 @@ fn the_command_stops_with_the_program_and_continues_with_it() {
 
 #[test]
 fn a_signal_after_the_program_s_end_ends_the_command() {
-    if library().is_none() {
-        return;
-    }
-    let scratch = Scratch::new("after");
+    let Some(scratch) = Scratch::new("after") else { return };
     // Full, so that the summary cannot be written there for now.
     let (_reader, mut full) = UnixStream::pair().unwrap();
     full.set_nonblocking(true).unwrap();
@@ -126,10 +111,7 @@ fn a_signal_after_the_program_s_end_ends_the_command() {
 
 #[test]
 fn what_cannot_be_printed_changes_nothing() {
-    if library().is_none() {
-        return;
-    }
-    let scratch = Scratch::new("full");
+    let Some(scratch) = Scratch::new("full") else { return };
     let dangerous = |command: &mut Command| {
         command.env("UCX_RCACHE_ENABLE", "y").stdout(Stdio::null()).status().unwrap().code()
     };
@@ -145,10 +127,7 @@ fn what_cannot_be_printed_changes_nothing() {
 
 #[test]
 fn a_summary_that_cannot_be_written_is_refused_before_the_program_starts() {
-    if library().is_none() {
-        return;
-    }
-    let scratch = Scratch::new("json");
+    let Some(scratch) = Scratch::new("json") else { return };
     let started = scratch.place("started");
     let start = |json: &str| {
         let words = ["--json", json, "--", "touch", started.to_str().unwrap()];
@@ -168,10 +147,7 @@ fn a_summary_that_cannot_be_written_is_refused_before_the_program_starts() {
 
 #[test]
 fn a_summary_that_no_file_may_have_changes_nothing() {
-    if library().is_none() {
-        return;
-    }
-    let scratch = Scratch::new("limit");
+    let Some(scratch) = Scratch::new("limit") else { return };
     let json = scratch.place("json");
     let words = ["run", "--json", json.to_str().unwrap(), "--", "sh", "-c", "exit 7"];
     let mut command = Command::new("sh");
@@ -187,10 +163,7 @@ fn a_summary_that_no_file_may_have_changes_nothing() {
 /// Where an ordinary user may have namespaces.
 #[test]
 fn a_program_in_a_pid_namespace_of_its_own_starts() {
-    if library().is_none() {
-        return;
-    }
-    let scratch = Scratch::new("namespace");
+    let Some(scratch) = Scratch::new("namespace") else { return };
     let unshare = |words: &[&str]| {
         let mut command = Command::new("unshare");
         // The first process of the namespace, which its own signals do not end, is another one.
@@ -214,10 +187,7 @@ fn a_program_in_a_pid_namespace_of_its_own_starts() {
 
 #[test]
 fn only_regular_files_are_read() {
-    if library().is_none() {
-        return;
-    }
-    let scratch = Scratch::new("fifo");
+    let Some(scratch) = Scratch::new("fifo") else { return };
     let place = scratch.place("reports");
     fs::create_dir(&place).unwrap();
     let shared = [
@@ -237,10 +207,7 @@ fn only_regular_files_are_read() {
 
 #[test]
 fn reports_are_found_wherever_the_program_goes_or_their_place_is_refused() {
-    if library().is_none() {
-        return;
-    }
-    let scratch = Scratch::new("tmpdir");
+    let Some(scratch) = Scratch::new("tmpdir") else { return };
     let report =
         "cd / && [ -f \"$PINFOLD_SUMMARY\" ] && echo '{\"gets\":3}' >> \"$PINFOLD_SUMMARY\"";
     let mut relative = scratch.command(&["--", "sh", "-c", report]);
@@ -263,10 +230,7 @@ fn reports_are_found_wherever_the_program_goes_or_their_place_is_refused() {
 
 #[test]
 fn what_the_starter_ignores_the_program_ignores_and_its_status_is_kept() {
-    if library().is_none() {
-        return;
-    }
-    let scratch = Scratch::new("ignores");
+    let Some(scratch) = Scratch::new("ignores") else { return };
     let program = ["sh", "-c", "sed -n '/^SigIgn/p' /proc/$$/status; exit 3"];
     for ignored in ["", "trap '' PIPE CHLD XFSZ;"] {
         let start = |words: &[&str]| {

@@ -1,7 +1,7 @@
 //! Parallel jobs under `pinfold run --for mpi`, with scripts in the place of launchers: what they are started with, and
 //! what is said before.
 
-use crate::run::{Scratch, library};
+use crate::run::Scratch;
 use crate::support::status;
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -23,8 +23,7 @@ echo "list $OMPI_MCA_mca_base_env_list"
 impl Job {
     /// `None` where the library is not built.
     fn new(name: &str, launcher: &str, version: &str) -> Option<Self> {
-        library()?;
-        let scratch = Scratch::new(name);
+        let scratch = Scratch::new(name)?;
         let script =
             format!("#!/bin/sh\nif [ \"$1\" = --version ]; then {version}; exit; fi\n{PRINTS}");
         let launcher = scratch.program(launcher, &script);
@@ -132,10 +131,7 @@ fn a_signal_while_a_launcher_is_asked_leaves_nothing() {
 
 #[test]
 fn a_script_may_start_a_launcher_and_a_rank_is_told_what_its_summary_is() {
-    if library().is_none() {
-        return;
-    }
-    let scratch = Scratch::new("script");
+    let Some(scratch) = Scratch::new("script") else { return };
     let script = scratch.program("job", "#!/bin/sh\nexit 3\n");
     let start = |set: &[(&str, &str)]| {
         let mut command = scratch.command(&["--for", "mpi", "--"]);
@@ -157,10 +153,7 @@ fn a_script_may_start_a_launcher_and_a_rank_is_told_what_its_summary_is() {
 
 #[test]
 fn a_job_that_is_started_in_a_step_has_a_summary_of_its_ranks() {
-    if library().is_none() {
-        return;
-    }
-    let scratch = Scratch::new("step");
+    let Some(scratch) = Scratch::new("step") else { return };
     let ranks = "for rank in 0 1 2; do PMI_RANK=$rank PMI_SIZE=3 cat /dev/null & done; wait";
     let launcher = scratch.program("mpirun", &format!("#!/bin/sh\n{ranks}\n"));
     for tasks in ["1", "2"] {

@@ -12,7 +12,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// The preload library where cargo has built it; it is another package's.
-pub(crate) fn library() -> Option<PathBuf> {
+fn library() -> Option<PathBuf> {
     let directory = PathBuf::from(env!("CARGO_BIN_EXE_pinfold"));
     let directory = directory.parent()?;
     let name = "libpinfold_preload.so";
@@ -28,10 +28,12 @@ pub(crate) fn library() -> Option<PathBuf> {
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    pub(crate) fn new(name: &str) -> Self {
+    /// `None` where the library is not built.
+    pub(crate) fn new(name: &str) -> Option<Self> {
+        library()?;
         let path = std::env::temp_dir().join(format!("pinfold-{name}.{}", std::process::id()));
         fs::create_dir_all(path.join("tmp")).unwrap();
-        Self(path)
+        Some(Self(path))
     }
 
     pub(crate) fn place(&self, name: &str) -> PathBuf {
