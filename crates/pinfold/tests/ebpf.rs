@@ -247,7 +247,7 @@ fn another_process_that_truncates_our_file_is_told() {
 fn the_reclaim_of_a_files_page_is_told() {
     let Some((_turn, monitor)) = alone() else { return };
     let Some((memory, _device)) = support::of_block_device(2) else { return };
-    tells(monitor, "MADV_PAGEOUT", memory.pages(0, 1), || memory.advise(libc::MADV_PAGEOUT));
+    tells(monitor, "MADV_PAGEOUT", memory.pages(0, 1), || memory.page_out());
 }
 
 /// Reclaim parts the pages of a folio from their addresses in one call, at its first page. How long the folio is, is not
@@ -258,7 +258,7 @@ fn the_reclaim_of_a_files_large_folio_is_told() {
     let Some((_turn, monitor)) = alone() else { return };
     let Some(memory) = support::of_xfs(PAGES) else { return };
     watch(monitor, memory.range());
-    let (told, complete) = logged(monitor, || memory.advise(libc::MADV_PAGEOUT));
+    let (told, complete) = logged(monitor, || memory.page_out());
     for page in (0..PAGES).map(|index| memory.pages(index, 1)) {
         let is_told = told.iter().any(|told| told.contains(&page));
         assert!(complete && is_told, "{page:?} is not in {told:?}");

@@ -43,7 +43,7 @@ fn pin(range: AddressRange) -> Option<IoUring> {
 fn reclaimed() -> Option<usize> {
     let (memory, _file) = Memory::of_memfd(1);
     let _ring = pin(memory.range())?;
-    memory.advise(libc::MADV_PAGEOUT);
+    memory.page_out();
     Some(memory.range().start())
 }
 
@@ -137,7 +137,7 @@ fn what_a_hook_that_is_left_out_would_tell_is_a_hole() {
     let reclaim = || {
         of_file.touch();
         let _ring = pin(of_file.range())?;
-        of_file.advise(libc::MADV_PAGEOUT);
+        of_file.page_out();
         Some(())
     };
     let mut reclaimed = None;

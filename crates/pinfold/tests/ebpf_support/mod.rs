@@ -374,6 +374,29 @@ impl Gigantic {
     }
 }
 
+/// Calls `act` on each processor that this thread may run on, and leaves it free to run on all of these.
+fn on_each_processor(act: impl Fn()) {
+    // SAFETY: a set of processors is plain bits, and none is a set.
+    let (mut free, none) = unsafe { std::mem::zeroed::<(libc::cpu_set_t, libc::cpu_set_t)>() };
+    let bytes = size_of_val(&free);
+    let stay = |on: &libc::cpu_set_t| {
+        // SAFETY: reads a set of this length.
+        assert_eq!(unsafe { libc::sched_setaffinity(0, bytes, std::ptr::from_ref(on)) }, 0);
+    };
+    // SAFETY: writes at most a set of this length.
+    assert_eq!(unsafe { libc::sched_getaffinity(0, bytes, &raw mut free) }, 0);
+    // SAFETY: a number below the set's length.
+    let may_run = |processor: &usize| unsafe { libc::CPU_ISSET(*processor, &free) };
+    for processor in (0..8 * bytes).filter(may_run) {
+        let mut one = none;
+        // SAFETY: a number below the set's length.
+        unsafe { libc::CPU_SET(processor, &mut one) };
+        stay(&one);
+        act();
+    }
+    stay(&free);
+}
+
 /// Memory to change; there are no references into it. It is unmapped by the test, or never.
 pub(crate) struct Memory {
     start: usize,
@@ -478,14 +501,19 @@ impl Memory {
 
     /// Has the kernel reclaim it. What a device has pinned would stay.
     pub(crate) fn reclaim(&self) {
-        // Some processor's batch may hold a page back.
         let reclaimed = (0..100).any(|_| {
             self.touch();
             self.advise(libc::MADV_FREE);
-            self.advise(libc::MADV_PAGEOUT);
+            self.page_out();
             !self.is_touched()
         });
         assert!(reclaimed);
+    }
+
+    /// Has the kernel take its pages from their addresses. Each processor has a batch of pages that reclaim does not
+    /// find yet, and the call empties that of its own only: this thread may have touched the pages on another.
+    pub(crate) fn page_out(&self) {
+        on_each_processor(|| self.advise(libc::MADV_PAGEOUT));
     }
 
     /// Whether its first byte is still that of [`touch`](Self::touch).
