@@ -374,7 +374,8 @@ impl Gigantic {
     }
 }
 
-/// Calls `act` on each processor that this thread may run on, and leaves it free to run on all of these.
+/// Calls `act` on each processor that this thread may run on, and leaves it free to run on all of these. A processor has a
+/// batch of pages that reclaim does not find yet, which `madvise` empties only where it runs.
 fn on_each_processor(act: impl Fn()) {
     // SAFETY: a set of processors is plain bits, and none is a set.
     let (mut free, none) = unsafe { std::mem::zeroed::<(libc::cpu_set_t, libc::cpu_set_t)>() };
@@ -501,17 +502,20 @@ impl Memory {
 
     /// Has the kernel reclaim it. What a device has pinned would stay.
     pub(crate) fn reclaim(&self) {
-        let reclaimed = (0..100).any(|_| {
+        // Both calls on one processor: the first leaves the page to that one's batch, and the second empties no other.
+        let free = || {
             self.touch();
             self.advise(libc::MADV_FREE);
-            self.page_out();
+            self.advise(libc::MADV_PAGEOUT);
+        };
+        let reclaimed = (0..100).any(|_| {
+            on_each_processor(free);
             !self.is_touched()
         });
         assert!(reclaimed);
     }
 
-    /// Has the kernel take its pages from their addresses. Each processor has a batch of pages that reclaim does not
-    /// find yet, and the call empties that of its own only: this thread may have touched the pages on another.
+    /// Has the kernel take a file's pages from their addresses, which this thread may have touched on another processor.
     pub(crate) fn page_out(&self) {
         on_each_processor(|| self.advise(libc::MADV_PAGEOUT));
     }
