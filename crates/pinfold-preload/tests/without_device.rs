@@ -171,6 +171,30 @@ fn a_libibverbs_that_a_library_brings_along_for_itself_is_the_one_that_is_called
     }
 }
 
+/// The first call has the dynamic linker asked, for which there is no stack. Of libfabric, which the program was started with,
+/// also without a byte.
+#[test]
+fn a_library_s_functions_are_found_without_memory() {
+    let Some(programs) = programs() else { return };
+    let (ours, fabric) = (library(), programs.join("libfabric.so.1"));
+    for (name, started_with, stock) in [
+        ("local.so", None, "1000000"),
+        ("libfabric.so.1", None, "1000000"),
+        ("libfabric.so.1", Some(&*fabric), "0"),
+    ] {
+        let path = programs.join(name);
+        let case = [path.to_str().unwrap(), stock];
+        for preloaded in [&[][..], &[&*ours]] {
+            for libfabric in ["off", "on"] {
+                let preloaded: Vec<&Path> = preloaded.iter().copied().chain(started_with).collect();
+                let variables = [("PINFOLD_LIBFABRIC", libfabric)];
+                let out = said_with("host", &preloaded, &variables, &case).unwrap();
+                assert!(out.starts_with("0 failures\n"), "{preloaded:?}, {case:?}, {variables:?}");
+            }
+        }
+    }
+}
+
 const STALE: &str = "some stale, hits\nchild: hits\n";
 const TRUTHFUL: &str = "none stale, hits\nchild: no hits\n";
 
