@@ -423,6 +423,17 @@ fn memory_may_be_moved_to_where_nothing_is() {
     assert_eq!(said(&output), done());
 }
 
+/// More registrations than these have the thread that deregisters need memory of its own.
+#[test]
+fn many_mappings_may_be_moved_to_where_nothing_is() {
+    for others in (0..=600).step_by(100) {
+        let others = others.to_string();
+        let case = ["moves_many_to_a_hole", &others];
+        let without = said_by("program", &[], "on", &case);
+        assert_eq!(said_by("program", &[&library()], "on", &case), without, "{others}");
+    }
+}
+
 /// The kernel ends a process whose handler it cannot call.
 #[test]
 fn a_filter_of_the_program_s_may_have_moves_answered_by_a_handler() {
