@@ -11,12 +11,11 @@
 
 use crate::caller::Caller;
 use crate::complaint::complain;
-use crate::heap::secure_room;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::hooks::note_kept;
 use crate::keeper::Monitored;
 use crate::process::Process;
-use crate::real::{forget_linker_error, is_foreign, loaded};
+use crate::real::{is_foreign, loaded, looked_up, may_keep};
 use crate::settings::Settings;
 use crate::{apart, environment};
 use libc::{c_int, c_void};
@@ -111,15 +110,13 @@ fn functions() -> Option<Functions> {
     unsafe { FOUND.load(Ordering::Acquire).as_ref() }.copied().or_else(find)
 }
 
-/// Without memory for a stack, on the caller's; without any, by each call anew: the program would have called libfabric at
-/// once.
+/// Without memory, and under a filter of the program's own, by each call anew.
 #[cold]
 fn find() -> Option<Functions> {
     let _not_cancelled = NotCancelled::new();
-    let found = apart::run(look_up).unwrap_or_else(look_up);
-    forget_linker_error();
+    let found = looked_up(look_up);
     if let Some(found) = found
-        && secure_room()
+        && may_keep()
     {
         let fresh = Box::into_raw(Box::new(found));
         // AcqRel: releases the functions to a thread that loads the pointer.
@@ -157,9 +154,10 @@ fn look_up() -> Option<Functions> {
 /// Once in the life of a process and its forked children, which have what their parent imported.
 fn import(open: FiOpen) {
     static IMPORTED: AtomicU32 = AtomicU32::new(0);
-    // Relaxed: the word carries nothing. Read first: a provider opens fabrics of its own. Without memory not at all.
+    // Relaxed: the word carries nothing. Read first: a provider opens fabrics of its own. Without memory, and under a
+    // filter of the program's own, not at all.
     if IMPORTED.load(Ordering::Relaxed) != 0
-        || !secure_room()
+        || !may_keep()
         || IMPORTED.swap(1, Ordering::Relaxed) != 0
     {
         return;

@@ -16,6 +16,7 @@ use crate::apart;
 use crate::caller::{self, Caller, IN_BOTH};
 use crate::heap::secure_room;
 use crate::linked;
+use crate::sandbox;
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use pinfold::AddressRange;
 use pinfold::registrar::verbs::ffi::{ibv_context, ibv_mr, ibv_pd};
@@ -121,10 +122,21 @@ fn find(caller: Caller) -> Option<&'static Real> {
         source.keep_loaded();
         functions
     };
-    // Without memory for a stack, on the caller's: the program would have called libibverbs at once.
-    let found = apart::run(look).unwrap_or_else(look);
+    publish(looked_up(look)?)
+}
+
+/// What the dynamic linker knows: asked on a stack of this library's. Without memory for one, and under a filter of the
+/// program's own, which may forbid to map it, on the caller's: the program would have called the function at once.
+pub(crate) fn looked_up<T>(look: impl Fn() -> Option<T>) -> Option<T> {
+    let found = if sandbox::is_the_program_s() { None } else { apart::run(&look) };
+    let found = found.unwrap_or_else(look);
     forget_linker_error();
-    publish(found?)
+    found
+}
+
+/// Whether there is memory for what was found, and to ask for some is not forbidden.
+pub(crate) fn may_keep() -> bool {
+    !sandbox::is_the_program_s() && secure_room()
 }
 
 /// What this thread has found, or another one before it. `None` if neither is there yet and there is no memory.
@@ -132,7 +144,7 @@ fn publish(found: Real) -> Option<&'static Real> {
     static FIRST: Place = Place::new();
     // A place that another thread's comes before is not given back: two at most.
     let place = FIRST.fill(found).or_else(|| {
-        let has_room = REAL.load(Ordering::Relaxed).is_null() && secure_room();
+        let has_room = REAL.load(Ordering::Relaxed).is_null() && may_keep();
         has_room.then(|| Box::into_raw(Box::new(found)))
     });
     let (order, none) = (Ordering::AcqRel, ptr::null_mut());
@@ -218,7 +230,7 @@ impl Source {
         next.or_else(|| Self::of_module(module_of(caller.0)?.dli_fname))
             .or_else(|| {
                 // Without memory for their names, in no other module.
-                let files = if secure_room() { loaded_files() } else { Vec::new() };
+                let files = if may_keep() { loaded_files() } else { Vec::new() };
                 files.iter().find_map(|file| Self::of_module(file.as_ptr()))
             })
             .or_else(Self::system_s)
