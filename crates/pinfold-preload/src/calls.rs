@@ -18,7 +18,7 @@ use crate::complaint;
 use crate::environment;
 use crate::main_thread;
 use crate::process::{self, Process};
-use crate::real::{Real, find_at_start, real, real_of};
+use crate::real::{Real, find_at_start, may_keep, real, real_of};
 use crate::reasons::Reason;
 use crate::report;
 use crate::rights;
@@ -222,7 +222,9 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context, caller: 
 /// has registered when the program has long given them back.
 pub(crate) extern "C" fn fork_init(caller: usize) -> c_int {
     _ = guarded(|| real_of(Caller(caller)));
-    let caches = || Settings::of_process().is_ok_and(|settings| settings.cache);
+    // What was not parsed before takes memory. Where that is missing or forbidden nothing is kept.
+    let may_cache = || may_keep() && Settings::of_process().is_ok_and(|settings| settings.cache);
+    let caches = || Process::running().is_some() || may_cache();
     let is_needless =
         |real: &Real| guarded(|| (caches() && real.kernel_copies_on_fork()).then_some(()));
     handed_on(|real| match real.fork_init {

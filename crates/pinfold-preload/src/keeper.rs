@@ -32,6 +32,7 @@ use crate::admission::Admission;
 use crate::apart;
 use crate::children::{Children, Moves};
 use crate::device::{LentDevice, OpenDevices, Opening, Table};
+use crate::heap::secure_room;
 use crate::holding::Holding;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::hooks::note_kept;
@@ -190,6 +191,8 @@ impl Keeper {
         let made = self.with_room(|| register(real), |made| made.is_null());
         let errno = last_errno();
         self.land(place, made, obstacle);
+        // Now, and not as the program moves memory to where nothing is.
+        secure_room();
         set_errno(errno);
         Ok(made)
     }

@@ -15,7 +15,7 @@ use crate::complaint::complain;
 use crate::hooks::note_kept;
 use crate::keeper::Monitored;
 use crate::process::Process;
-use crate::real::{forget_linker_error, is_foreign, loaded};
+use crate::real::{is_foreign, loaded, looked_up, may_keep};
 use crate::settings::Settings;
 use crate::{apart, environment};
 use libc::{c_int, c_void};
@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// libfabric's; the arguments are structures and places that it alone looks at.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Functions {
     fabric: Fabric,
     /// Of the version with another structure, before 1.1.
@@ -104,31 +104,29 @@ impl Functions {
     }
 }
 
-fn functions() -> Option<&'static Functions> {
+fn functions() -> Option<Functions> {
     // Acquire: pairs with the exchange below; the functions come with the pointer.
     // SAFETY: null or leaked, see `FOUND`.
-    unsafe { FOUND.load(Ordering::Acquire).as_ref() }.or_else(find)
+    unsafe { FOUND.load(Ordering::Acquire).as_ref() }.copied().or_else(find)
 }
 
+/// Without memory, and under a filter of the program's own, by each call anew.
 #[cold]
-fn find() -> Option<&'static Functions> {
+fn find() -> Option<Functions> {
     let _not_cancelled = NotCancelled::new();
-    let found = apart::run(|| look_up().map(|found| Box::into_raw(Box::new(found))));
-    forget_linker_error();
-    let found = found??;
-    // AcqRel: releases the functions to a thread that loads the pointer, acquires the winner's.
-    let exchanged =
-        FOUND.compare_exchange(ptr::null_mut(), found, Ordering::AcqRel, Ordering::Acquire);
-    // SAFETY: the box is either leaked now, or still ours alone; a winner's is leaked.
-    unsafe {
-        match exchanged {
-            Ok(_) => found.as_ref(),
-            Err(winner) => {
-                drop(Box::from_raw(found));
-                winner.as_ref()
-            }
+    let found = looked_up(look_up);
+    if let Some(found) = found
+        && may_keep()
+    {
+        let fresh = Box::into_raw(Box::new(found));
+        // AcqRel: releases the functions to a thread that loads the pointer.
+        let (order, none) = (Ordering::AcqRel, ptr::null_mut());
+        if FOUND.compare_exchange(none, fresh, order, Ordering::Acquire).is_err() {
+            // SAFETY: the box is still ours alone.
+            drop(unsafe { Box::from_raw(fresh) });
         }
     }
+    found
 }
 
 /// Behind this library in the order of the program, else in the libfabric that a library has brought along for itself,
@@ -156,8 +154,12 @@ fn look_up() -> Option<Functions> {
 /// Once in the life of a process and its forked children, which have what their parent imported.
 fn import(open: FiOpen) {
     static IMPORTED: AtomicU32 = AtomicU32::new(0);
-    // Relaxed: the word carries nothing. Read first: a provider opens fabrics of its own.
-    if IMPORTED.load(Ordering::Relaxed) != 0 || IMPORTED.swap(1, Ordering::Relaxed) != 0 {
+    // Relaxed: the word carries nothing. Read first: a provider opens fabrics of its own. Without memory, and under a
+    // filter of the program's own, not at all.
+    if IMPORTED.load(Ordering::Relaxed) != 0
+        || !may_keep()
+        || IMPORTED.swap(1, Ordering::Relaxed) != 0
+    {
         return;
     }
     let imported = apart::run(|| {

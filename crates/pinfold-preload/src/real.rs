@@ -14,21 +14,24 @@
 
 use crate::apart;
 use crate::caller::{self, Caller, IN_BOTH};
+use crate::heap::secure_room;
 use crate::linked;
+use crate::sandbox;
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use pinfold::AddressRange;
 use pinfold::registrar::verbs::ffi::{ibv_context, ibv_mr, ibv_pd};
 use pinfold_kernel::mapping::WalledMapping;
 use pinfold_kernel::process::page_bytes;
 use pinfold_kernel::thread::find_least_stack;
+use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString};
 use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// The functions that calls are handed on to.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Real {
     pub(crate) library: Functions,
     /// Those of the ABI from before 2007, where the library still has them.
@@ -113,26 +116,70 @@ pub(crate) fn forget_linker_error() {
 
 #[cold]
 fn find(caller: Caller) -> Option<&'static Real> {
-    let found = apart::run(|| {
+    let look = || {
         let source = Source::of(caller)?;
         let functions = source.functions();
         source.keep_loaded();
-        Some(Box::into_raw(Box::new(functions?)))
-    });
+        functions
+    };
+    publish(looked_up(look)?)
+}
+
+/// What the dynamic linker knows: asked on a stack of this library's. Without memory for one, and under a filter of the
+/// program's own, which may forbid to map it, on the caller's: the program would have called the function at once.
+pub(crate) fn looked_up<T>(look: impl Fn() -> Option<T>) -> Option<T> {
+    let found = if sandbox::is_the_program_s() { None } else { apart::run(&look) };
+    let found = found.unwrap_or_else(look);
     forget_linker_error();
-    let found = found??;
-    // AcqRel: releases the functions to a thread that loads the pointer, acquires the winner's.
-    let exchanged =
-        REAL.compare_exchange(ptr::null_mut(), found, Ordering::AcqRel, Ordering::Acquire);
-    // SAFETY: the box is either leaked now, or still ours alone; a winner's is leaked.
-    unsafe {
-        match exchanged {
-            Ok(_) => found.as_ref(),
-            Err(winner) => {
-                drop(Box::from_raw(found));
-                winner.as_ref()
-            }
+    found
+}
+
+/// Whether there is memory for what was found, and to ask for some is not forbidden.
+pub(crate) fn may_keep() -> bool {
+    !sandbox::is_the_program_s() && secure_room()
+}
+
+/// What this thread has found, or another one before it. `None` if neither is there yet and there is no memory.
+fn publish(found: Real) -> Option<&'static Real> {
+    static FIRST: Place = Place::new();
+    // A place that another thread's comes before is not given back: two at most.
+    let place = FIRST.fill(found).or_else(|| {
+        let has_room = REAL.load(Ordering::Relaxed).is_null() && may_keep();
+        has_room.then(|| Box::into_raw(Box::new(found)))
+    });
+    let (order, none) = (Ordering::AcqRel, ptr::null_mut());
+    // AcqRel: releases the functions to a thread that loads the pointer, acquires a winner's.
+    place.map(|place| REAL.compare_exchange(none, place, order, Ordering::Acquire));
+    // Acquire, SAFETY: as in `real_of`.
+    unsafe { REAL.load(Ordering::Acquire).as_ref() }
+}
+
+/// For the first thread that finds something: a block of the heap takes a chunk of addresses, which it may not get. A forked
+/// child may find the place taken and nothing there.
+struct Place {
+    is_taken: AtomicBool,
+    functions: UnsafeCell<MaybeUninit<Real>>,
+}
+
+// SAFETY: written once, by the thread that took it; read through the pointer that was published behind that.
+unsafe impl Sync for Place {}
+
+impl Place {
+    const fn new() -> Self {
+        let functions = UnsafeCell::new(MaybeUninit::uninit());
+        Self { is_taken: AtomicBool::new(false), functions }
+    }
+
+    /// `None` if it was taken before.
+    fn fill(&'static self, found: Real) -> Option<*mut Real> {
+        // Relaxed: says only which thread has it.
+        if self.is_taken.swap(true, Ordering::Relaxed) {
+            return None;
         }
+        let place = self.functions.get().cast::<Real>();
+        // SAFETY: this thread's alone.
+        unsafe { place.write(found) };
+        Some(place)
     }
 }
 
@@ -181,7 +228,11 @@ impl Source {
     fn of(caller: Caller) -> Option<Self> {
         let next = Some(Self::Next).filter(|next| next.has_verbs());
         next.or_else(|| Self::of_module(module_of(caller.0)?.dli_fname))
-            .or_else(|| loaded_files().iter().find_map(|file| Self::of_module(file.as_ptr())))
+            .or_else(|| {
+                // Without memory for their names, in no other module.
+                let files = if may_keep() { loaded_files() } else { Vec::new() };
+                files.iter().find_map(|file| Self::of_module(file.as_ptr()))
+            })
             .or_else(Self::system_s)
     }
 

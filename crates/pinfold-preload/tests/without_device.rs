@@ -171,6 +171,33 @@ fn a_libibverbs_that_a_library_brings_along_for_itself_is_the_one_that_is_called
     }
 }
 
+/// The first call has the dynamic linker asked, for which there is no stack, or none may be mapped. Of libfabric, which the
+/// program was started with, also without a byte.
+#[test]
+fn a_library_s_functions_are_found_without_memory_and_under_a_filter() {
+    let Some(programs) = programs() else { return };
+    let (ours, fabric) = (library(), programs.join("libfabric.so.1"));
+    for (name, started_with, stock) in [
+        ("local.so", None, "1000000"),
+        ("local.so", None, "restricted"),
+        ("libfabric.so.1", None, "1000000"),
+        ("libfabric.so.1", None, "restricted"),
+        ("libfabric.so.1", Some(&*fabric), "0"),
+    ] {
+        let path = programs.join(name);
+        let case = [path.to_str().unwrap(), stock];
+        for preloaded in [&[][..], &[&*ours]] {
+            for libfabric in ["off", "on"] {
+                let preloaded: Vec<&Path> = preloaded.iter().copied().chain(started_with).collect();
+                // What is set is parsed, which takes memory.
+                let variables = [("PINFOLD_LIBFABRIC", libfabric), ("PINFOLD_CACHE", "on")];
+                let out = said_with("host", &preloaded, &variables, &case).unwrap();
+                assert!(out.starts_with("0 failures\n"), "{preloaded:?}, {case:?}, {variables:?}");
+            }
+        }
+    }
+}
+
 const STALE: &str = "some stale, hits\nchild: hits\n";
 const TRUTHFUL: &str = "none stale, hits\nchild: no hits\n";
 
@@ -397,6 +424,17 @@ fn mappings_are_moved_as_without_the_library() {
 fn memory_may_be_moved_to_where_nothing_is() {
     let Some((output, _)) = run(&["moves_to_a_hole"]) else { return };
     assert_eq!(said(&output), done());
+}
+
+/// More registrations than these have the thread that deregisters need memory of its own.
+#[test]
+fn many_mappings_may_be_moved_to_where_nothing_is() {
+    for others in (0..=600).step_by(100) {
+        let others = others.to_string();
+        let case = ["moves_many_to_a_hole", &others];
+        let without = said_by("program", &[], "on", &case);
+        assert_eq!(said_by("program", &[&library()], "on", &case), without, "{others}");
+    }
 }
 
 /// The kernel ends a process whose handler it cannot call.

@@ -167,6 +167,34 @@ impl OpenMaps {
         }
     }
 
+    /// Calls `visit` with each mapping that shares bytes with `range`, in order of address, or with what of it is new since the one
+    /// before. With the kernel's requests it takes no memory, however many they are.
+    pub(crate) fn visit(
+        &self,
+        range: AddressRange,
+        mut visit: impl FnMut(Mapping),
+    ) -> Result<(), Errno> {
+        if !self.has_requests() {
+            self.overlapping(range)?.into_iter().for_each(visit);
+            return Ok(());
+        }
+        let mut next = range.start();
+        while next < range.end() {
+            match self.open().query_one(next) {
+                Ok(mapping) if mapping.range.start() < range.end() => {
+                    // What is visited may have become one with what was visited before.
+                    let fresh = mapping.range.start().max(next);
+                    next = mapping.range.end();
+                    let fresh = AddressRange::between(fresh, next);
+                    fresh.into_iter().for_each(|range| visit(Mapping { range, ..mapping }));
+                }
+                Ok(_) | Err(Errno(libc::ENOENT)) => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
     fn in_text(&self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         self.open().parse(range)

@@ -123,7 +123,17 @@ unsafe fn restricting_call(number: c_long, arguments: [usize; 5]) -> Answer {
     };
     // SAFETY: see the file's header.
     let call = || unsafe { system_call(number, arguments) };
-    if restricts { sandbox::restricts(call, |answer| answer.has_failed()) } else { call() }
+    let has_failed = |answer: &Answer| has_refused_to_restrict(number, arguments, *answer);
+    if restricts { sandbox::restricts(call, has_failed) } else { call() }
+}
+
+/// Whether the kernel has refused to restrict anything: by an error, or by the number of a thread that has filters which the
+/// calling one lacks, where a filter was to be all threads'. What is a descriptor's number otherwise needs a flag more.
+fn has_refused_to_restrict(number: c_long, arguments: [usize; 5], answer: Answer) -> bool {
+    let flags = arguments[1] as c_ulong;
+    let is_of_all = number == libc::SYS_seccomp && flags & libc::SECCOMP_FILTER_FLAG_TSYNC != 0;
+    let names_thread = is_of_all && flags & libc::SECCOMP_FILTER_FLAG_NEW_LISTENER == 0;
+    answer.has_failed() || names_thread && answer.0 > 0
 }
 
 /// Makes the call, marked if it changes what must be told.
@@ -277,4 +287,32 @@ unsafe extern "C" fn syscall(_number: c_long) -> c_long {
         numbered = sym numbered,
         refused = sym refused,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_of_all_threads_is_refused_by_the_number_of_one() {
+        const ALL: usize = libc::SECCOMP_FILTER_FLAG_TSYNC as usize;
+        const LISTENER: usize = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as usize;
+        let is_refused = |number, flags, answer| {
+            let operation = libc::SECCOMP_SET_MODE_FILTER as usize;
+            has_refused_to_restrict(number, [operation, flags, 0, 0, 0], Answer(answer))
+        };
+        let refused = [(ALL, 77), (ALL, -1), (0, -1), (LISTENER, -1)];
+        assert!(refused.into_iter().all(|(flags, answer)| is_refused(
+            libc::SYS_seccomp,
+            flags,
+            answer
+        )));
+        let set = [(ALL, 0), (0, 0), (LISTENER, 3), (ALL | LISTENER, 3)];
+        assert!(!set.into_iter().any(|(flags, answer)| is_refused(
+            libc::SYS_seccomp,
+            flags,
+            answer
+        )));
+        assert!(is_refused(libc::SYS_prctl, 2, -1) && !is_refused(libc::SYS_prctl, 2, 0));
+    }
 }

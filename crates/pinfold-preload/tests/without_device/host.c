@@ -1,15 +1,26 @@
 /*
  * A program without libibverbs that loads one.
  *
- *   host LIBRARY
+ *   host LIBRARY [STOCK]
  *
- * LIBRARY has one, or is one; of that it takes the functions by its handle, as NCCL does.
+ * LIBRARY has one, or is one; of that it takes the functions by its handle, as NCCL does. Or it is a libfabric. With STOCK no
+ * addresses are left but as many as the C library's allocator has then. With `restricted` it forbids itself what it does not do.
  */
+
+#include "../check.h"
 
 #include "verbs.h"
 #include <dlfcn.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <malloc.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 
 #define TAKE(name) __typeof__(&ibv_##name) name = (__typeof__(&ibv_##name))dlsym(handle, "ibv_" #name)
 
@@ -31,6 +42,48 @@ static int registers_by_handle(void *handle)
 	return failures;
 }
 
+static void leave_no_addresses(size_t stock)
+{
+	struct rlimit few = { 0, RLIM_INFINITY };
+
+	/* What is freed stays the allocator's. */
+	CHECK(mallopt(M_TRIM_THRESHOLD, 1 << 30) && mallopt(M_MMAP_THRESHOLD, 1 << 25));
+	if (stock)
+		free(malloc(stock));
+	CHECK(!setrlimit(RLIMIT_AS, &few));
+	for (size_t bytes = 1 << 20; !stock && bytes >= 16; bytes /= 2)
+		while (malloc(bytes))
+			;
+}
+
+#define ON(number, action) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, action)
+
+static void restrict_itself(void)
+{
+	static struct sock_filter rules[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		ON(SYS_mmap, SECCOMP_RET_KILL_PROCESS),
+		ON(SYS_munmap, SECCOMP_RET_KILL_PROCESS),
+		ON(SYS_rt_sigprocmask, SECCOMP_RET_KILL_PROCESS),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(rules) / sizeof(*rules), rules };
+
+	CHECK(mallopt(M_TRIM_THRESHOLD, 1 << 30) && mallopt(M_MMAP_THRESHOLD, 1 << 25));
+	free(malloc(1 << 20));
+	CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+}
+
+/* By the name that a program finds. */
+static int opens_a_fabric(void *libfabric)
+{
+	void *found = dlsym(RTLD_DEFAULT, "fi_fabric"), *fabric = NULL;
+	int (*open)(void *, void **, void *);
+
+	open = (__typeof__(open))(found ? found : dlsym(libfabric, "fi_fabric"));
+	return open(NULL, &fabric, libfabric) || fabric != libfabric;
+}
+
 int main(int count, char **given)
 {
 	void *handle = count > 1 ? dlopen(given[1], RTLD_NOW | RTLD_LOCAL) : NULL;
@@ -40,8 +93,18 @@ int main(int count, char **given)
 		fprintf(stderr, "%s\n", dlerror());
 		return 1;
 	}
+	if (count > 2 && !strcmp(given[2], "restricted"))
+		restrict_itself();
+	else if (count > 2)
+		leave_no_addresses(atol(given[2]));
 	registers = (int (*)(int))dlsym(handle, "registers_by_itself");
+	if (!registers && dlsym(handle, "fi_fabric")) {
+		printf("%d failures\n", opens_a_fabric(handle));
+		return 0;
+	}
 	printf("%d failures\n", registers ? registers(4) : registers_by_handle(handle));
+	if (count > 2)
+		exit(fflush(stdout));
 	printf("%s\n", dlclose(handle) || dlopen(given[1], RTLD_NOW | RTLD_NOLOAD) ? "stays" : "unloaded");
 	return 0;
 }

@@ -9,7 +9,7 @@ int registers_by_itself(int times)
 	struct ibv_context *context = ibv_open_device(NULL);
 	struct ibv_pd *pd = ibv_alloc_pd(context);
 	char *memory = aligned_alloc(4096, 64 << 10);
-	int failures = 0;
+	int failures = ibv_fork_init();
 
 	for (int i = 0; i < times; i++) {
 		struct ibv_mr *mr = ibv_reg_mr(pd, memory, 64 << 10, 1);

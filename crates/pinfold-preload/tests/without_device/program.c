@@ -1111,6 +1111,36 @@ static void moves_to_a_hole(void)
 	puts("done");
 }
 
+/* The same of many mappings, as Linux moves them since 6.17: a list of them takes memory, of which the library has more or
+ * less in stock behind as many other registrations as the argument says. */
+static void moves_many_to_a_hole(void)
+{
+	enum { PARTS = 5000, PART = 8192, ALL = PROT_READ | PROT_WRITE, PLAIN = MAP_PRIVATE | MAP_ANONYMOUS };
+	const size_t length = (size_t)PARTS * PART;
+	char *from = mmap(NULL, length, ALL, PLAIN, -1, 0), *to = NULL;
+
+	begin();
+	CHECK(from != MAP_FAILED);
+	memset(from, 1, length);
+	for (int i = 0; i < atoi(arguments[2]); i++)
+		registered_with(from + i * 4096, 4096, 1, 2);
+	for (int i = 0; i < PARTS; i += 2)
+		CHECK(!madvise(from + i * PART, PART, MADV_NOHUGEPAGE));
+	for (int round = 0; round < 3; round++) {
+		registered_with(from, 4096, 1, 3);
+		to = mmap(NULL, length, PROT_NONE, PLAIN, -1, 0);
+		CHECK(to != MAP_FAILED && !munmap(to, length));
+		if (mremap(from, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to) {
+			puts("refused");
+			return;
+		}
+		for (size_t i = 0; i < length; i += 4096)
+			CHECK(to[i] == 1);
+		from = to;
+	}
+	puts("moved");
+}
+
 static void answers_for_the_kernel(int unused, siginfo_t *call, void *context)
 {
 	(void)unused, (void)call;
@@ -1911,6 +1941,7 @@ static const struct {
 	{ "loads_many", loads_many },
 	{ "moves_in_its_allocator", moves_in_its_allocator },
 	{ "moves_to_a_hole", moves_to_a_hole },
+	{ "moves_many_to_a_hole", moves_many_to_a_hole },
 	{ "moves_by_a_handler", moves_by_a_handler },
 	{ "moves_beside_registrations", moves_beside_registrations },
 	{ "loads_a_plugin", loads_a_plugin },

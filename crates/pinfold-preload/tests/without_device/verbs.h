@@ -36,6 +36,7 @@ struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uin
 struct ibv_pd *ibv_import_pd(struct ibv_context *context, uint32_t handle);
 void ibv_unimport_pd(struct ibv_pd *pd);
 int ibv_dereg_mr(struct ibv_mr *mr);
+int ibv_fork_init(void);
 int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access);
 
 /* How many bytes can be registered. */

@@ -528,13 +528,13 @@ impl Userfaultfd {
     }
 
     fn unwatch_mappings(&self, range: AddressRange) {
+        // One after the other: where a program is about to move something to, memory for a list of them would come to lie.
         // Without the table of mappings the watch stays, which is no error.
-        let mappings = self.maps.overlapping(range).unwrap_or_default();
-        for mapping in mappings {
+        let _ = self.maps.visit(range, |mapping| {
             if let Some(part) = mapping.range.intersection(&range) {
                 self.unwatch(&Mapping { range: part, ..mapping });
             }
-        }
+        });
     }
 
     /// `range` without the page by which the reader is woken, whose watch stays.
