@@ -1250,6 +1250,26 @@ pub(crate) mod tests {
         assert_eq!(cache.evict_idle(), COUNT);
     }
 
+    /// Leases of threads without a hazard record count in each slice of a scan.
+    #[test]
+    fn an_eviction_spares_what_is_leased_without_a_hazard() {
+        const COUNT: usize = if cfg!(miri) { 40 } else { 500 };
+        let config =
+            Config { max_regions: COUNT, barriers: Barriers::SYMMETRIC, ..Config::default() };
+        let cache = Cache::new(Device::default(), Calm, config).unwrap();
+        (0..COUNT).for_each(|number| drop(get(&cache, number)));
+        let regions =
+            || (0..=u32::MAX).take(COUNT).filter_map(|number| cache.shared.region(number));
+        let places = regions().map(|region| std::ptr::from_ref(region).addr());
+        cache.shared.locked(|writer| writer.counted.extend(places)).unwrap();
+        assert_eq!(cache.evict_idle(), 0);
+        regions().for_each(|region| {
+            Reclaim(&cache.shared).uncount(region);
+            cache.shared.say_if_awaited(region);
+        });
+        assert_eq!(cache.evict_idle(), COUNT);
+    }
+
     /// What is suspended and leased stays in the order of eviction, and is no reason to look at it again.
     #[test]
     fn an_eviction_looks_once_at_what_is_suspended() {
