@@ -1114,6 +1114,21 @@ pub(crate) mod tests {
         });
     }
 
+    /// What the log says as an eviction begins makes callbacks due, and that gives the lock back in between.
+    #[test]
+    fn a_callback_that_is_due_waits_for_the_end_of_a_pause() {
+        let cache = Cache::new(Device::default(), Calm, Config::default()).unwrap();
+        let called = Arc::new(AtomicU32::new(0));
+        let calls = Arc::clone(&called);
+        let completion = Completion::new(Box::new(move || _ = calls.fetch_add(1, SeqCst)));
+        let mut scanner = cache.shared.lock_to_scan().unwrap();
+        scanner.watchers.complete(completion);
+        let scanner = cache.shared.pause(scanner);
+        assert_eq!(called.load(SeqCst), 0);
+        drop(cache.shared.release(scanner));
+        assert_eq!(called.load(SeqCst), 1);
+    }
+
     /// However many are examined at once, what was used of late is passed over for what was not.
     #[test]
     #[cfg_attr(miri, ignore = "takes half a minute, and no unsafe code that others do not reach")]
