@@ -1107,6 +1107,28 @@ mod tests {
         assert!(cache.shared.locked(|writer| writer.unapplied.is_empty()).unwrap());
     }
 
+    /// Kept, it would send the hits of all threads the slow way until one of them applies it again.
+    #[test]
+    fn the_programs_own_word_that_one_slice_applies_is_not_kept() {
+        let cache = filled();
+        cache.invalidate(page(3));
+        cache.invalidate(page(2 * MANY));
+        assert_eq!(cache.statistics().invalidations, 1);
+        assert!(cache.shared.locked(|writer| writer.unapplied.is_empty()).unwrap());
+        assert!(cache.shared.has_applied(cache.monitor().check().unwrap()));
+    }
+
+    /// What no slice has room for is kept, also where no region of it is in the index.
+    #[test]
+    fn the_programs_own_word_reaches_all_leases_that_stand_outside() {
+        let cache = filled();
+        assert_eq!(cache.evict_idle(), MANY + 1);
+        let held: Vec<_> = (0..MANY).map(|number| once(&cache, number)).collect();
+        cache.invalidate(all());
+        assert!(held.iter().all(Lease::is_invalidated));
+        assert!(cache.shared.locked(|writer| writer.unapplied.is_empty()).unwrap());
+    }
+
     #[test]
     fn a_check_and_the_programs_own_word_leave_nothing_for_later() {
         let cache = filled();

@@ -1114,6 +1114,21 @@ pub(crate) mod tests {
         });
     }
 
+    /// What the log says as an eviction begins makes callbacks due, and that gives the lock back in between.
+    #[test]
+    fn a_callback_that_is_due_waits_for_the_end_of_a_pause() {
+        let cache = Cache::new(Device::default(), Calm, Config::default()).unwrap();
+        let called = Arc::new(AtomicU32::new(0));
+        let calls = Arc::clone(&called);
+        let completion = Completion::new(Box::new(move || _ = calls.fetch_add(1, SeqCst)));
+        let mut scanner = cache.shared.lock_to_scan().unwrap();
+        scanner.watchers.complete(completion);
+        let scanner = cache.shared.pause(scanner);
+        assert_eq!(called.load(SeqCst), 0);
+        drop(cache.shared.release(scanner));
+        assert_eq!(called.load(SeqCst), 1);
+    }
+
     /// However many are examined at once, what was used of late is passed over for what was not.
     #[test]
     #[cfg_attr(miri, ignore = "takes half a minute, and no unsafe code that others do not reach")]
@@ -1247,6 +1262,26 @@ pub(crate) mod tests {
         let leased = cache.shared.locked(|writer| writer.lists.len(List::MainLeased));
         assert_eq!(leased, Ok(COUNT));
         drop(leases);
+        assert_eq!(cache.evict_idle(), COUNT);
+    }
+
+    /// Leases of threads without a hazard record count in each slice of a scan.
+    #[test]
+    fn an_eviction_spares_what_is_leased_without_a_hazard() {
+        const COUNT: usize = if cfg!(miri) { 40 } else { 500 };
+        let config =
+            Config { max_regions: COUNT, barriers: Barriers::SYMMETRIC, ..Config::default() };
+        let cache = Cache::new(Device::default(), Calm, config).unwrap();
+        (0..COUNT).for_each(|number| drop(get(&cache, number)));
+        let regions =
+            || (0..=u32::MAX).take(COUNT).filter_map(|number| cache.shared.region(number));
+        let places = regions().map(|region| std::ptr::from_ref(region).addr());
+        cache.shared.locked(|writer| writer.counted.extend(places)).unwrap();
+        assert_eq!(cache.evict_idle(), 0);
+        regions().for_each(|region| {
+            Reclaim(&cache.shared).uncount(region);
+            cache.shared.say_if_awaited(region);
+        });
         assert_eq!(cache.evict_idle(), COUNT);
     }
 

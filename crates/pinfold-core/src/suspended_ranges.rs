@@ -495,6 +495,30 @@ impl fmt::Debug for SuspendedRanges {
 mod tests {
     use super::*;
 
+    /// Of those that begin before the end of a range the last is looked at: one that is gone would hide the one ahead.
+    #[test]
+    fn what_was_taken_down_hides_nothing_that_stands() {
+        let mut suspended = SuspendedRanges::default();
+        let pages =
+            |first: usize, count: usize| AddressRange::new(4096 * (1 + first), 4096 * count);
+        let (standing, gone, all) =
+            (pages(0, 1).unwrap(), pages(2, 1).unwrap(), pages(0, 4).unwrap());
+        let mut put_up =
+            |range| suspended.put_up(range, Gets::Refuse, Duration::ZERO, Duration::ZERO);
+        let (first, second) = (put_up(standing), put_up(gone));
+        drop(suspended.take_down(second));
+        assert_eq!(suspended.overlapping(all), Some(standing));
+        assert!(matches!(suspended.stop(all), Some(Stop::Refuse(range)) if range == standing));
+        assert!(!suspended.cover(gone));
+        // Its number is used again, for what begins elsewhere.
+        let third =
+            suspended.put_up(pages(5, 1).unwrap(), Gets::Refuse, Duration::ZERO, Duration::ZERO);
+        drop(suspended.take_down(first));
+        assert!(!suspended.cover(all) && suspended.cover(pages(2, 4).unwrap()));
+        drop(suspended.take_down(third));
+        assert!(suspended.suspended.is_empty() && suspended.numbers.is_empty());
+    }
+
     /// Looks that overlap all the time would have what came back stand there for ever.
     #[test]
     fn what_comes_back_in_a_flood_came_back_anywhere() {

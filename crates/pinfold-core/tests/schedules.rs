@@ -10,7 +10,8 @@
 //!
 //! - a deregistration under a live lease, a second one, and one of what was never registered;
 //! - a lease of what is not registered any more;
-//! - a stale hit: bytes whose change had returned before the `get` was called;
+//! - a stale hit: bytes whose change had returned before the `get` was called, whether the monitor or the program
+//!   reports it;
 //! - more registrations than the budget allows, and any that are left when the cache is gone;
 //! - an end that no thread is woken for: then no thread can go on, which the scheduler sees.
 //!
@@ -348,13 +349,17 @@ impl World {
     /// A change that is logged before its call returns, as `munmap` is.
     fn change(&self, range: AddressRange) {
         schedule::turn();
-        let versions = {
-            let mut state = self.state();
-            state.change(range);
-            state.versions
-        };
+        let versions = self.change_undetected(range);
         self.append(range);
         self.note_returned(range, versions);
+    }
+
+    /// A change that no log has. The versions then.
+    fn change_undetected(&self, range: AddressRange) -> [u64; PAGES] {
+        schedule::turn();
+        let mut state = self.state();
+        state.change(range);
+        state.versions
     }
 
     /// A change that is logged first and takes effect later, as `MADV_DONTNEED` is.
@@ -784,7 +789,7 @@ impl Worker {
             Step::End => self.end_one(),
             Step::EvictIn => _ = self.cache.evict_idle_in(range),
             Step::Evict => _ = self.cache.evict_idle(),
-            Step::Invalidate => self.cache.invalidate(range),
+            Step::Invalidate => self.invalidate(range),
             Step::Change => self.world.change(range),
             Step::Discard => self.world.discard(range),
             Step::Reclaim => _ = self.cache.reclaim(),
@@ -795,7 +800,9 @@ impl Worker {
             Step::Fork => self.fork(range),
             Step::Then => {
                 let word = self.word();
+                let versions = self.world.change_undetected(range);
                 self.cache.invalidate_then(range, word);
+                self.world.note_returned(range, versions);
             }
             Step::Hear => {
                 let callback = self.callback();
@@ -804,6 +811,13 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// A change that the program alone reports.
+    fn invalidate(&self, range: AddressRange) {
+        let versions = self.world.change_undetected(range);
+        self.cache.invalidate(range);
+        self.world.note_returned(range, versions);
     }
 
     /// Comes once, and comes back into the cache.
