@@ -262,9 +262,8 @@ pub(crate) mod real {
     }
 
     #[allow(clippy::unnecessary_wraps)] // as the part expects it
-    pub(crate) fn real() -> Option<&'static Real> {
-        static REAL: Real = Real { library: Library { dereg_mr: crate::keeping::dereg_mr } };
-        Some(&REAL)
+    pub(crate) fn real() -> Option<Real> {
+        Some(Real { library: Library { dereg_mr: crate::keeping::dereg_mr } })
     }
 }
 

@@ -129,7 +129,7 @@ pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr, caller: usize) -> c_in
         Some(End::Foreign) | None => {}
     }
     // SAFETY: as above.
-    handed_on(|real| unsafe {
+    handed_on(caller, |real| unsafe {
         match real.old.filter(|_| caller.asked().old_abi) {
             Some(old) => (old.dereg_mr)(mr),
             None => (real.library.dereg_mr)(mr),
@@ -154,7 +154,8 @@ pub(crate) unsafe fn rereg_mr(
         }
         Some(())
     });
-    handed_on(|real| {
+    // What it changes was registered, so a libibverbs was found.
+    handed_on(Caller::UNKNOWN, |real| {
         let Some(rereg) = real.library.rereg_mr else {
             unsupported();
             return IBV_REREG_MR_ERR_INPUT;
@@ -168,6 +169,7 @@ pub(crate) unsafe fn rereg_mr(
 }
 
 pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd, caller: usize) -> c_int {
+    let caller = Caller(caller);
     // SAFETY: the caller's promises.
     let scope = unsafe { domain_of(pd) }.map(Scope::Domain);
     scope.into_iter().for_each(|scope| {
@@ -180,8 +182,8 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd, caller: usize) -> c_
         });
     });
     // SAFETY: the caller's promises.
-    let status = handed_on(|real| unsafe {
-        match real.old.filter(|_| Caller(caller).asked().old_abi) {
+    let status = handed_on(caller, |real| unsafe {
+        match real.old.filter(|_| caller.asked().old_abi) {
             Some(old) => (old.dealloc_pd)(pd),
             None => (real.library.dealloc_pd)(pd),
         }
@@ -205,12 +207,12 @@ pub(crate) unsafe fn unimport_pd(pd: *mut ibv_pd) {
 
 /// What is idle goes before the device, which takes everything else along.
 pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context, caller: usize) -> c_int {
-    let scope = Scope::Device(context.addr());
+    let (caller, scope) = (Caller(caller), Scope::Device(context.addr()));
     empty(scope);
     forget(scope);
     // SAFETY: the caller's promises.
-    handed_on(|real| unsafe {
-        match real.old.filter(|_| Caller(caller).asked().old_abi) {
+    handed_on(caller, |real| unsafe {
+        match real.old.filter(|_| caller.asked().old_abi) {
             Some(old) => (old.close_device)(context),
             None => (real.library.close_device)(context),
         }
@@ -221,13 +223,13 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context, caller: 
 /// versions of libibverbs: earlier ones keep the pages from children, those too that a cache still
 /// has registered when the program has long given them back.
 pub(crate) extern "C" fn fork_init(caller: usize) -> c_int {
-    _ = guarded(|| real_of(Caller(caller)));
-    // What was not parsed before takes memory. Where that is missing or forbidden nothing is kept.
-    let may_cache = || may_keep() && Settings::of_process().is_ok_and(|settings| settings.cache);
+    // To parse what is set takes memory. Where that is missing or forbidden nothing is kept.
+    let may_parse = || !environment::is_any_set() || may_keep();
+    let may_cache = || may_parse() && Settings::of_process().is_ok_and(|settings| settings.cache);
     let caches = || Process::running().is_some() || may_cache();
     let is_needless =
         |real: &Real| guarded(|| (caches() && real.kernel_copies_on_fork()).then_some(()));
-    handed_on(|real| match real.fork_init {
+    handed_on(Caller(caller), |real| match real.fork_init {
         Some(_) if is_needless(real).is_some() => 0,
         // SAFETY: the function takes nothing.
         Some(init) => unsafe { init() },
@@ -373,10 +375,10 @@ fn passed(caller: Caller, reason: Reason, register: impl Fn(&Real) -> *mut ibv_m
     let Some(real) = guarded(|| real_of(caller)) else { return refuse() };
     let is_own_call = is_registering() || caller.asked().is_us;
     let process = if is_own_call { None } else { guarded(Process::current) };
-    let Some(process) = process else { return register(real) };
+    let Some(process) = process else { return register(&real) };
     let made = match process.keeper() {
-        Some(keeper) => keeper.with_room(|| register(real), |made| made.is_null()),
-        None => register(real),
+        Some(keeper) => keeper.with_room(|| register(&real), |made| made.is_null()),
+        None => register(&real),
     };
     if !made.is_null() {
         process.count_passed(reason);
@@ -426,9 +428,10 @@ fn forget(scope: Scope) {
     guarded(|| Process::running()?.keeper().map(|keeper| keeper.forget_live(scope)));
 }
 
-fn handed_on(call: impl FnOnce(&Real) -> c_int) -> c_int {
+/// By this caller's libibverbs, if it is the first to call.
+fn handed_on(caller: Caller, call: impl FnOnce(&Real) -> c_int) -> c_int {
     // The search for libibverbs opens files.
-    guarded(real).map_or_else(refused, call)
+    guarded(|| real_of(caller)).map_or_else(refused, |real| call(&real))
 }
 
 /// What the kernel says of a region that is not there.

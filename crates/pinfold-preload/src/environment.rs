@@ -74,6 +74,11 @@ pub(crate) fn is_set(name: &str) -> bool {
     AT_START.start(name).is_some()
 }
 
+/// Whether any value that is read was there. Allocates nothing.
+pub(crate) fn is_any_set() -> bool {
+    NAMES.into_iter().any(is_set)
+}
+
 /// # Safety
 ///
 /// As for [`note_start`], for as long as the strings are used.

@@ -188,7 +188,7 @@ impl Keeper {
             // The next registration of these bytes that is tried to be kept comes later, because each waits.
             self.admission.note_vain(&key);
         }
-        let made = self.with_room(|| register(real), |made| made.is_null());
+        let made = self.with_room(|| register(&real), |made| made.is_null());
         let errno = last_errno();
         self.land(place, made, obstacle);
         // Now, and not as the program moves memory to where nothing is.

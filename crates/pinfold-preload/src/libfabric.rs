@@ -11,11 +11,12 @@
 
 use crate::caller::Caller;
 use crate::complaint::complain;
+use crate::found::Found;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::hooks::note_kept;
 use crate::keeper::Monitored;
 use crate::process::Process;
-use crate::real::{is_foreign, loaded, looked_up, may_keep};
+use crate::real::{among_loaded, is_foreign, keep_loaded, loaded, looked_up, may_keep};
 use crate::settings::Settings;
 use crate::{apart, environment};
 use libc::{c_int, c_void};
@@ -28,9 +29,9 @@ use pinfold_kernel::errno::{last_errno, set_errno};
 use pinfold_kernel::thread::NotCancelled;
 use std::ffi::CStr;
 use std::mem;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// libfabric's; the arguments are structures and places that it alone looks at.
 #[derive(Clone, Copy, Debug)]
@@ -48,8 +49,7 @@ type Fabric2 = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, u64, *mut c_v
 /// There is no libfabric, or none with this function (`FI_ENOSYS`).
 const ABSENT: c_int = -libc::ENOSYS;
 
-/// Null, or from a leaked box.
-static FOUND: AtomicPtr<Functions> = AtomicPtr::new(ptr::null_mut());
+static FOUND: Found<Functions> = Found::new();
 
 pub(crate) unsafe extern "C" fn fabric(
     attributes: *mut c_void,
@@ -105,27 +105,16 @@ impl Functions {
 }
 
 fn functions() -> Option<Functions> {
-    // Acquire: pairs with the exchange below; the functions come with the pointer.
-    // SAFETY: null or leaked, see `FOUND`.
-    unsafe { FOUND.load(Ordering::Acquire).as_ref() }.copied().or_else(find)
+    FOUND.get().copied().or_else(find)
 }
 
-/// Without memory, and under a filter of the program's own, by each call anew.
 #[cold]
 fn find() -> Option<Functions> {
+    let before = last_errno();
     let _not_cancelled = NotCancelled::new();
     let found = looked_up(look_up);
-    if let Some(found) = found
-        && may_keep()
-    {
-        let fresh = Box::into_raw(Box::new(found));
-        // AcqRel: releases the functions to a thread that loads the pointer.
-        let (order, none) = (Ordering::AcqRel, ptr::null_mut());
-        if FOUND.compare_exchange(none, fresh, order, Ordering::Acquire).is_err() {
-            // SAFETY: the box is still ours alone.
-            drop(unsafe { Box::from_raw(fresh) });
-        }
-    }
+    found.into_iter().for_each(|found| FOUND.note(found));
+    set_errno(before);
     found
 }
 
@@ -136,10 +125,13 @@ fn look_up() -> Option<Functions> {
         // SAFETY: the name is a C string.
         NonNull::new(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) })
     };
-    let is_behind = behind(c"fi_fabric").is_some_and(is_foreign);
-    // SAFETY: a C string.
-    let library = unsafe { loaded(c"libfabric.so.1".as_ptr()) };
-    let handle = if is_behind { libc::RTLD_NEXT } else { library?.as_ptr() };
+    let handle = match behind(c"fi_fabric").filter(|it| is_foreign(*it)) {
+        Some(it) => {
+            keep_loaded(it);
+            libc::RTLD_NEXT
+        }
+        None => brought_along()?.as_ptr(),
+    };
     // SAFETY: the handle is open and never closed, or `RTLD_NEXT`; the names are C strings.
     let named = |name: &CStr| NonNull::new(unsafe { libc::dlsym(handle, name.as_ptr()) });
     // SAFETY: as above.
@@ -149,6 +141,17 @@ fn look_up() -> Option<Functions> {
     // SAFETY: that version of the function, with the same number of pointers.
     let old_fabric = old.map(|it| unsafe { mem::transmute::<NonNull<c_void>, Fabric>(it) });
     Functions::found_by(named).map(|found| Functions { old_fabric, ..found })
+}
+
+/// A libfabric that is no part of the program. Where the linker knows none by its file it looks for one, which a filter of the
+/// program's own may forbid.
+fn brought_along() -> Option<NonNull<c_void>> {
+    const NAME: &CStr = c"libfabric.so.1";
+    among_loaded(|file| {
+        let last = file.to_bytes().rsplit(|byte| *byte == b'/').next();
+        (last == Some(NAME.to_bytes())).then(|| loaded(file)).flatten()
+    })
+    .or_else(|| may_keep().then(|| loaded(NAME)).flatten())
 }
 
 /// Once in the life of a process and its forked children, which have what their parent imported.

@@ -18,7 +18,7 @@ use crate::device::Table;
 use crate::heap::secure_room;
 use crate::holding::is_interrupted;
 use crate::keeper::{Keeper, Monitored};
-use crate::real::{Real, real};
+use crate::real::real;
 use crate::reasons::{Reason, Reasons};
 use crate::report::{Account, Report, Totals};
 use crate::settings::{Destination, Settings};
@@ -286,7 +286,7 @@ impl Process {
     }
 
     fn new_keeper(&'static self) -> Result<Keeper, (Reason, String)> {
-        if real().is_some_and(Real::keeps_from_children) {
+        if real().is_some_and(|real| real.keeps_from_children()) {
             let complaint = "libibverbs keeps registered memory from forked children (RDMAV_FORK_SAFE, \
                              IBV_FORK_SAFE, or ibv_fork_init before Linux 5.12: UCX_IB_FORK_INIT=n), where what stays \
                              registered would be missing";

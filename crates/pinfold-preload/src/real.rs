@@ -7,28 +7,26 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to take libibverbs' functions by name and version, and to keep
-//! them behind an atomic pointer: a lock could be found taken for ever in a forked child.
+//! This file reopens `unsafe_code` to ask the dynamic linker, and to take libibverbs' functions by name and version.
 
 #![allow(unsafe_code)]
 
 use crate::apart;
 use crate::caller::{self, Caller, IN_BOTH};
+use crate::found::Found;
 use crate::heap::secure_room;
 use crate::linked;
 use crate::sandbox;
-use libc::{c_char, c_int, c_uint, c_void, size_t};
+use libc::{c_int, c_uint, c_void, size_t};
 use pinfold::AddressRange;
 use pinfold::registrar::verbs::ffi::{ibv_context, ibv_mr, ibv_pd};
 use pinfold_kernel::mapping::WalledMapping;
 use pinfold_kernel::process::page_bytes;
 use pinfold_kernel::thread::find_least_stack;
-use std::cell::UnsafeCell;
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::mem::{self, MaybeUninit};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// The functions that calls are handed on to.
 #[derive(Clone, Copy, Debug)]
@@ -72,19 +70,16 @@ pub(crate) struct InBoth {
 
 type ForkRange = unsafe extern "C" fn(base: *mut c_void, size: size_t) -> c_int;
 
-/// Null, or what is never released: from a leaked box, or static.
-static REAL: AtomicPtr<Real> = AtomicPtr::new(ptr::null_mut());
+static REAL: Found<Real> = Found::new();
 
 /// What calls are handed on to, found at the first call. `None` if there is none, or one older than 2007.
-pub(crate) fn real() -> Option<&'static Real> {
+pub(crate) fn real() -> Option<Real> {
     real_of(Caller::UNKNOWN)
 }
 
 /// The same, by a call of this caller's: the first caller's libibverbs serves all.
-pub(crate) fn real_of(caller: Caller) -> Option<&'static Real> {
-    // Acquire: pairs with the exchange below; the functions come with the pointer.
-    // SAFETY: null or leaked, see `REAL`.
-    unsafe { REAL.load(Ordering::Acquire).as_ref() }.or_else(|| find(caller))
+pub(crate) fn real_of(caller: Caller) -> Option<Real> {
+    REAL.get().copied().or_else(|| find(caller))
 }
 
 /// Finds the libibverbs that the program was started with. Later the dynamic linker's lock may be held by a thread that
@@ -93,16 +88,11 @@ pub(crate) fn real_of(caller: Caller) -> Option<&'static Real> {
 /// In memory that is there: a block of this library's heap would take a chunk of addresses in every program of verbs, and
 /// another one in its children.
 pub(crate) fn find_at_start() {
-    // No other thread asks, so no forked child finds the lock taken.
-    static AT_START: OnceLock<Option<Real>> = OnceLock::new();
     if linked::libibverbs() {
         find_least_stack();
         caller::find_at_start();
-        let found = || apart::run(|| Source::of(Caller::UNKNOWN)?.functions()).flatten();
-        if let Some(found) = AT_START.get_or_init(found) {
-            // Release: the functions come with the pointer.
-            REAL.store(ptr::from_ref(found).cast_mut(), Ordering::Release);
-        }
+        let found = apart::run(|| Source::of(Caller::UNKNOWN)?.functions()).flatten();
+        found.into_iter().for_each(|found| REAL.note(found));
         forget_linker_error();
     }
 }
@@ -115,72 +105,31 @@ pub(crate) fn forget_linker_error() {
 }
 
 #[cold]
-fn find(caller: Caller) -> Option<&'static Real> {
-    let look = || {
+fn find(caller: Caller) -> Option<Real> {
+    let found = looked_up(|| {
         let source = Source::of(caller)?;
         let functions = source.functions();
         source.keep_loaded();
         functions
-    };
-    publish(looked_up(look)?)
+    })?;
+    REAL.note(found);
+    // Another caller's may have been noted first.
+    Some(REAL.get().copied().unwrap_or(found))
 }
 
 /// What the dynamic linker knows: asked on a stack of this library's. Without memory for one, and under a filter of the
 /// program's own, which may forbid to map it, on the caller's: the program would have called the function at once.
 pub(crate) fn looked_up<T>(look: impl Fn() -> Option<T>) -> Option<T> {
+    let here = || catch_unwind(AssertUnwindSafe(&look)).ok().flatten();
     let found = if sandbox::is_the_program_s() { None } else { apart::run(&look) };
-    let found = found.unwrap_or_else(look);
+    let found = found.unwrap_or_else(here);
     forget_linker_error();
     found
 }
 
-/// Whether there is memory for what was found, and to ask for some is not forbidden.
+/// Whether there is memory for more, and to ask for some is not forbidden.
 pub(crate) fn may_keep() -> bool {
     !sandbox::is_the_program_s() && secure_room()
-}
-
-/// What this thread has found, or another one before it. `None` if neither is there yet and there is no memory.
-fn publish(found: Real) -> Option<&'static Real> {
-    static FIRST: Place = Place::new();
-    // A place that another thread's comes before is not given back: two at most.
-    let place = FIRST.fill(found).or_else(|| {
-        let has_room = REAL.load(Ordering::Relaxed).is_null() && may_keep();
-        has_room.then(|| Box::into_raw(Box::new(found)))
-    });
-    let (order, none) = (Ordering::AcqRel, ptr::null_mut());
-    // AcqRel: releases the functions to a thread that loads the pointer, acquires a winner's.
-    place.map(|place| REAL.compare_exchange(none, place, order, Ordering::Acquire));
-    // Acquire, SAFETY: as in `real_of`.
-    unsafe { REAL.load(Ordering::Acquire).as_ref() }
-}
-
-/// For the first thread that finds something: a block of the heap takes a chunk of addresses, which it may not get. A forked
-/// child may find the place taken and nothing there.
-struct Place {
-    is_taken: AtomicBool,
-    functions: UnsafeCell<MaybeUninit<Real>>,
-}
-
-// SAFETY: written once, by the thread that took it; read through the pointer that was published behind that.
-unsafe impl Sync for Place {}
-
-impl Place {
-    const fn new() -> Self {
-        let functions = UnsafeCell::new(MaybeUninit::uninit());
-        Self { is_taken: AtomicBool::new(false), functions }
-    }
-
-    /// `None` if it was taken before.
-    fn fill(&'static self, found: Real) -> Option<*mut Real> {
-        // Relaxed: says only which thread has it.
-        if self.is_taken.swap(true, Ordering::Relaxed) {
-            return None;
-        }
-        let place = self.functions.get().cast::<Real>();
-        // SAFETY: this thread's alone.
-        unsafe { place.write(found) };
-        Some(place)
-    }
 }
 
 /// Where the dynamic linker looks.
@@ -224,23 +173,18 @@ impl InBoth {
 
 impl Source {
     /// Behind this library in the order of the program; else where the caller's module has it from; else in whatever
-    /// module there is; else the system's.
+    /// module there is; else the system's. That one is opened, which takes memory and system calls: where these are missing or
+    /// forbidden, a program cannot have it yet.
     fn of(caller: Caller) -> Option<Self> {
         let next = Some(Self::Next).filter(|next| next.has_verbs());
-        next.or_else(|| Self::of_module(module_of(caller.0)?.dli_fname))
-            .or_else(|| {
-                // Without memory for their names, in no other module.
-                let files = if may_keep() { loaded_files() } else { Vec::new() };
-                files.iter().find_map(|file| Self::of_module(file.as_ptr()))
-            })
-            .or_else(Self::system_s)
+        next.or_else(|| library_of(caller))
+            .or_else(|| among_loaded(Self::of_module))
+            .or_else(|| may_keep().then(Self::system_s).flatten())
     }
 
-    /// What the module of this file was loaded with, if it has libibverbs. The file is a C string.
-    fn of_module(file: *const c_char) -> Option<Self> {
-        // SAFETY: names that the linker gave. That of a caller's module lives as long as that is loaded, which it is while
-        // its code waits for this call.
-        let module = unsafe { loaded(file) }.map(Self::Module)?;
+    /// What the module of this file was loaded with, if it has libibverbs.
+    fn of_module(file: &CStr) -> Option<Self> {
+        let module = loaded(file).map(Self::Module)?;
         if module.has_verbs() {
             return Some(module);
         }
@@ -271,11 +215,7 @@ impl Source {
     /// Has what was found stay loaded: the program may unload what brought it. That may go.
     fn keep_loaded(self) {
         let (Self::Next | Self::Module(_)) = self else { return };
-        for function in IN_BOTH.iter().filter_map(|name| self.named(name)) {
-            let module = module_of(function.addr().get());
-            // SAFETY: the function's module is loaded, and its file's name with it. The handle is never closed.
-            module.iter().for_each(|module| _ = unsafe { loaded(module.dli_fname) });
-        }
+        IN_BOTH.iter().filter_map(|name| self.named(name)).for_each(keep_loaded);
         self.close();
     }
 
@@ -359,45 +299,113 @@ impl Source {
     }
 }
 
-/// The files of all modules, in the order in which they were loaded.
-fn loaded_files() -> Vec<CString> {
+/// What `wanted` makes of the first file of a module for which it makes something, in the order in which they were loaded.
+/// The program itself has no name; where it has libibverbs, nothing is looked for. Allocates nothing, and takes 5 KiB of
+/// stack, which its callers otherwise do not.
+#[inline(never)]
+pub(crate) fn among_loaded<T>(mut wanted: impl FnMut(&CStr) -> Option<T>) -> Option<T> {
+    /// Of modules that are unloaded meanwhile, the next ones' places become others'.
+    const TRIES: usize = 8;
+    let mut name = [0; libc::PATH_MAX as usize];
+    for _ in 0..TRIES {
+        let (mut place, mut unloaded) = (0, None);
+        let mut is_whole = true;
+        while let Some(module) = module_at(place, &mut name) {
+            is_whole &= *unloaded.get_or_insert(module.unloaded) == module.unloaded;
+            let file = CStr::from_bytes_until_nul(&name).ok().filter(|file| !file.is_empty());
+            if let Some(made) = file.and_then(&mut wanted) {
+                return Some(made);
+            }
+            place += 1;
+        }
+        if is_whole {
+            break;
+        }
+    }
+    None
+}
+
+/// A loaded module.
+struct AtPlace<'n> {
+    /// How many are loaded before it, less one for each that was gone by.
+    left: usize,
+    /// Its file, as a C string; empty for one that does not fit.
+    name: &'n mut [u8],
+    /// How many modules were unloaded until now.
+    unloaded: u64,
+    is_there: bool,
+}
+
+/// `None` if there are not as many.
+fn module_at(place: usize, name: &mut [u8]) -> Option<AtPlace<'_>> {
     /// # Safety
     ///
-    /// Called by `dl_iterate_phdr` with a vector of names as its argument.
+    /// Called by `dl_iterate_phdr` with an [`AtPlace`] as its argument.
     unsafe extern "C" fn note(
         module: *mut libc::dl_phdr_info,
         _: size_t,
-        files: *mut c_void,
+        at: *mut c_void,
     ) -> c_int {
-        // SAFETY: the caller's promise; a module's name is a C string.
-        unsafe {
-            let files = &mut *files.cast::<Vec<CString>>();
-            files.push(CStr::from_ptr((*module).dlpi_name).to_owned());
+        // SAFETY: the caller's promise; a module's name is a C string, as long as the module is loaded.
+        let (at, module) = unsafe { (&mut *at.cast::<AtPlace<'_>>(), &*module) };
+        if at.left > 0 {
+            at.left -= 1;
+            return 0;
         }
-        0
+        // SAFETY: as above.
+        let name = unsafe { CStr::from_ptr(module.dlpi_name) }.to_bytes_with_nul();
+        match at.name.get_mut(..name.len()) {
+            Some(place) => place.copy_from_slice(name),
+            None => at.name[0] = 0,
+        }
+        at.unloaded = module.dlpi_subs;
+        at.is_there = true;
+        1
     }
-    let mut files = Vec::<CString>::new();
-    // SAFETY: `note` gets the vector back as its argument, and only during this call.
-    unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut files).cast()) };
-    // The program itself has no name; where it has libibverbs, nothing is looked for.
-    files.retain(|file| !file.is_empty());
-    files
+    let mut at = AtPlace { left: place, name, unloaded: 0, is_there: false };
+    // SAFETY: `note` gets `at` back as its argument, and only during this call.
+    unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut at).cast()) };
+    at.is_there.then_some(at)
 }
 
 /// A handle of a file that is loaded.
-///
-/// # Safety
-///
-/// `file` is a C string, or null.
-pub(crate) unsafe fn loaded(file: *const c_char) -> Option<NonNull<c_void>> {
-    // SAFETY: the caller's promise; nothing is loaded.
-    NonNull::new(unsafe { libc::dlopen(file, libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
+pub(crate) fn loaded(file: &CStr) -> Option<NonNull<c_void>> {
+    // SAFETY: a C string; nothing is loaded.
+    NonNull::new(unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
 }
 
 /// Whether a function is not this library's own: the program itself was loaded with this library.
 pub(crate) fn is_foreign(function: NonNull<c_void>) -> bool {
     let base = |address| module_of(address).map(|module| module.dli_fbase);
     base(function.addr().get()) != base(is_foreign as fn(_) -> _ as usize)
+}
+
+/// Has the module of a function stay loaded for good.
+pub(crate) fn keep_loaded(function: NonNull<c_void>) {
+    let module = module_of(function.addr().get());
+    // SAFETY: the function's module is loaded, and its file's name with it. The handle is never closed.
+    module.iter().for_each(|module| _ = loaded(unsafe { file_of(module) }));
+}
+
+/// What the caller's library was loaded with, if it has libibverbs. Nothing for the program itself: what it was started with
+/// comes behind this library, and the name that it was started by is none of a module, so that the linker would look for such
+/// a file.
+fn library_of(caller: Caller) -> Option<Source> {
+    // SAFETY: takes a number.
+    let header = usize::try_from(unsafe { libc::getauxval(libc::AT_PHDR) });
+    let program = module_of(header.ok()?);
+    let module = module_of(caller.0)?;
+    let is_program = program.is_some_and(|program| program.dli_fbase == module.dli_fbase);
+    // SAFETY: the caller's module is loaded while its code waits for this call.
+    if is_program { None } else { Source::of_module(unsafe { file_of(&module) }) }
+}
+
+/// # Safety
+///
+/// The module is loaded for as long as the name is used.
+unsafe fn file_of(module: &libc::Dl_info) -> &CStr {
+    // SAFETY: the linker's name of it, a C string.
+    unsafe { CStr::from_ptr(module.dli_fname) }
 }
 
 fn module_of(address: usize) -> Option<libc::Dl_info> {

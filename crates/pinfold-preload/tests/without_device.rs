@@ -177,22 +177,32 @@ fn a_libibverbs_that_a_library_brings_along_for_itself_is_the_one_that_is_called
 fn a_library_s_functions_are_found_without_memory_and_under_a_filter() {
     let Some(programs) = programs() else { return };
     let (ours, fabric) = (library(), programs.join("libfabric.so.1"));
-    for (name, started_with, stock) in [
-        ("local.so", None, "1000000"),
-        ("local.so", None, "restricted"),
-        ("libfabric.so.1", None, "1000000"),
-        ("libfabric.so.1", None, "restricted"),
-        ("libfabric.so.1", Some(&*fabric), "0"),
-    ] {
+    let cases = [
+        ("local.so", None, &["1000000"][..]),
+        ("local.so", None, &["restricted"]),
+        // What comes first is the end of a domain.
+        ("local.so", None, &["1000000", "0"]),
+        ("local.so", None, &["restricted", "0"]),
+        // The program itself calls what it has looked up there.
+        (BUNDLED, None, &["1000000"]),
+        (BUNDLED, None, &["restricted"]),
+        ("libfabric.so.1", None, &["1000000"]),
+        ("libfabric.so.1", None, &["restricted"]),
+        ("libfabric.so.1", Some(&*fabric), &["0"]),
+        ("libfabric.so.1", Some(&*fabric), &["restricted"]),
+    ];
+    for (name, started_with, how) in cases {
         let path = programs.join(name);
-        let case = [path.to_str().unwrap(), stock];
+        let case = [&[path.to_str().unwrap()], how].concat();
         for preloaded in [&[][..], &[&*ours]] {
             for libfabric in ["off", "on"] {
                 let preloaded: Vec<&Path> = preloaded.iter().copied().chain(started_with).collect();
-                // What is set is parsed, which takes memory.
-                let variables = [("PINFOLD_LIBFABRIC", libfabric), ("PINFOLD_CACHE", "on")];
-                let out = said_with("host", &preloaded, &variables, &case).unwrap();
-                assert!(out.starts_with("0 failures\n"), "{preloaded:?}, {case:?}, {variables:?}");
+                // Another libibverbs that could be opened.
+                let path = programs.to_str().unwrap();
+                let variables = [("PINFOLD_LIBFABRIC", libfabric), ("LD_LIBRARY_PATH", path)];
+                let out = said_with("host", &preloaded, &variables, &case);
+                let is_well = out.as_deref().is_some_and(|out| out.starts_with("0 failures\n"));
+                assert!(is_well, "{preloaded:?}, {case:?}, {variables:?}: {out:?}");
             }
         }
     }

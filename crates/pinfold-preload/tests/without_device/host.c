@@ -1,10 +1,11 @@
 /*
  * A program without libibverbs that loads one.
  *
- *   host LIBRARY [STOCK]
+ *   host LIBRARY [STOCK [TIMES]]
  *
  * LIBRARY has one, or is one; of that it takes the functions by its handle, as NCCL does. Or it is a libfabric. With STOCK no
  * addresses are left but as many as the C library's allocator has then. With `restricted` it forbids itself what it does not do.
+ * A library that has one registers so many times.
  */
 
 #include "../check.h"
@@ -24,13 +25,18 @@
 
 #define TAKE(name) __typeof__(&ibv_##name) name = (__typeof__(&ibv_##name))dlsym(handle, "ibv_" #name)
 
-static int registers_by_handle(void *handle)
+static struct ibv_pd *opens_by_handle(void *handle)
 {
 	TAKE(open_device);
 	TAKE(alloc_pd);
+
+	return alloc_pd(open_device(NULL));
+}
+
+static int registers_by_handle(void *handle, struct ibv_pd *pd)
+{
 	TAKE(reg_mr);
 	TAKE(dereg_mr);
-	struct ibv_pd *pd = alloc_pd(open_device(NULL));
 	char *memory = aligned_alloc(4096, 64 << 10);
 	int failures = 0;
 
@@ -65,6 +71,7 @@ static void restrict_itself(void)
 		ON(SYS_mmap, SECCOMP_RET_KILL_PROCESS),
 		ON(SYS_munmap, SECCOMP_RET_KILL_PROCESS),
 		ON(SYS_rt_sigprocmask, SECCOMP_RET_KILL_PROCESS),
+		ON(SYS_openat, SECCOMP_RET_KILL_PROCESS),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
 	struct sock_fprog program = { sizeof(rules) / sizeof(*rules), rules };
@@ -87,23 +94,30 @@ static int opens_a_fabric(void *libfabric)
 int main(int count, char **given)
 {
 	void *handle = count > 1 ? dlopen(given[1], RTLD_NOW | RTLD_LOCAL) : NULL;
-	int (*registers)(int);
+	int (*registers)(int), failures;
+	void (*opens)(void);
+	struct ibv_pd *pd = NULL;
 
 	if (!handle) {
 		fprintf(stderr, "%s\n", dlerror());
 		return 1;
 	}
+	registers = (int (*)(int))dlsym(handle, "registers_by_itself");
+	opens = (void (*)(void))dlsym(handle, "opens_by_itself");
+	if (opens)
+		opens();
+	else if (!registers && !dlsym(handle, "fi_fabric"))
+		pd = opens_by_handle(handle);
 	if (count > 2 && !strcmp(given[2], "restricted"))
 		restrict_itself();
 	else if (count > 2)
 		leave_no_addresses(atol(given[2]));
-	registers = (int (*)(int))dlsym(handle, "registers_by_itself");
-	if (!registers && dlsym(handle, "fi_fabric")) {
-		printf("%d failures\n", opens_a_fabric(handle));
-		return 0;
-	}
-	printf("%d failures\n", registers ? registers(4) : registers_by_handle(handle));
-	if (count > 2)
+	if (registers)
+		failures = registers(count > 3 ? atoi(given[3]) : 4);
+	else
+		failures = pd ? registers_by_handle(handle, pd) : opens_a_fabric(handle);
+	printf("%d failures\n", failures);
+	if (count > 2 || (!registers && !pd))
 		exit(fflush(stdout));
 	printf("%s\n", dlclose(handle) || dlopen(given[1], RTLD_NOW | RTLD_NOLOAD) ? "stays" : "unloaded");
 	return 0;
