@@ -18,7 +18,7 @@ use crate::complaint;
 use crate::environment;
 use crate::main_thread;
 use crate::process::{self, Process};
-use crate::real::{Real, find_at_start, may_keep, real, real_of};
+use crate::real::{Real, find_at_start, may_keep, real_of};
 use crate::reasons::Reason;
 use crate::report;
 use crate::rights;
@@ -154,7 +154,7 @@ pub(crate) unsafe fn rereg_mr(
         }
         Some(())
     });
-    // What it changes was registered, so a libibverbs was found.
+    // Mostly a libibverbs was found as what is changed was registered. There is no place to tell the caller by.
     handed_on(Caller::UNKNOWN, |real| {
         let Some(rereg) = real.library.rereg_mr else {
             unsupported();
@@ -196,10 +196,10 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd, caller: usize) -> c_
 }
 
 /// The domain stays another process's; its structure here goes.
-pub(crate) unsafe fn unimport_pd(pd: *mut ibv_pd) {
+pub(crate) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd, caller: usize) {
     // SAFETY: the caller's promises.
     unsafe { domain_of(pd) }.map(Scope::Domain).into_iter().for_each(empty);
-    if let Some(unimport) = guarded(real).and_then(|real| real.unimport_pd) {
+    if let Some(unimport) = guarded(|| real_of(Caller(caller))).and_then(|real| real.unimport_pd) {
         // SAFETY: the caller's promises.
         unsafe { unimport(pd) };
     }
@@ -223,8 +223,8 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context, caller: 
 /// versions of libibverbs: earlier ones keep the pages from children, those too that a cache still
 /// has registered when the program has long given them back.
 pub(crate) extern "C" fn fork_init(caller: usize) -> c_int {
-    // To parse what is set takes memory. Where that is missing or forbidden nothing is kept.
-    let may_parse = || !environment::is_any_set() || may_keep();
+    // To parse what is set takes memory. Where that is missing, and under a filter, nothing is kept.
+    let may_parse = || !sandbox::is_the_program_s() && (!environment::is_any_set() || may_keep());
     let may_cache = || may_parse() && Settings::of_process().is_ok_and(|settings| settings.cache);
     let caches = || Process::running().is_some() || may_cache();
     let is_needless =

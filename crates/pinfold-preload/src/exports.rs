@@ -71,6 +71,7 @@ with_caller!(
 with_caller!(ibv_dereg_mr(mr: *mut ibv_mr) -> c_int, "rsi", "x1", calls::dereg_mr);
 with_caller!(ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int, "rsi", "x1", calls::dealloc_pd);
 with_caller!(ibv_close_device(context: *mut ibv_context) -> c_int, "rsi", "x1", calls::close_device);
+with_caller!(ibv_unimport_pd(pd: *mut ibv_pd) -> (), "rsi", "x1", calls::unimport_pd);
 with_caller!(ibv_fork_init() -> c_int, "rdi", "x0", calls::fork_init);
 
 with_caller!(
@@ -100,12 +101,6 @@ unsafe extern "C" fn ibv_rereg_mr(
 ) -> c_int {
     // SAFETY: the caller's promises are handed on.
     unsafe { calls::rereg_mr(mr, flags, pd, addr, length, access) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
-    // SAFETY: the caller's promises are handed on.
-    unsafe { calls::unimport_pd(pd) }
 }
 
 /// Runs when the library is loaded.

@@ -126,32 +126,31 @@ fn look_up() -> Option<Functions> {
         NonNull::new(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) })
     };
     let handle = match behind(c"fi_fabric").filter(|it| is_foreign(*it)) {
-        Some(it) => {
-            keep_loaded(it);
-            libc::RTLD_NEXT
-        }
+        Some(_) => libc::RTLD_NEXT,
         None => brought_along()?.as_ptr(),
     };
+    // A library in between may have one of them only.
+    let kept = |function: *mut c_void| NonNull::new(function).inspect(|it| _ = keep_loaded(*it));
     // SAFETY: the handle is open and never closed, or `RTLD_NEXT`; the names are C strings.
-    let named = |name: &CStr| NonNull::new(unsafe { libc::dlsym(handle, name.as_ptr()) });
+    let named = |name: &CStr| kept(unsafe { libc::dlsym(handle, name.as_ptr()) });
     // SAFETY: as above.
-    let old = NonNull::new(unsafe {
-        libc::dlvsym(handle, c"fi_fabric".as_ptr(), c"FABRIC_1.0".as_ptr())
-    });
+    let old = kept(unsafe { libc::dlvsym(handle, c"fi_fabric".as_ptr(), c"FABRIC_1.0".as_ptr()) });
     // SAFETY: that version of the function, with the same number of pointers.
     let old_fabric = old.map(|it| unsafe { mem::transmute::<NonNull<c_void>, Fabric>(it) });
     Functions::found_by(named).map(|found| Functions { old_fabric, ..found })
 }
 
-/// A libfabric that is no part of the program. Where the linker knows none by its file it looks for one, which a filter of the
-/// program's own may forbid.
+/// A libfabric that is no part of the program, whatever its file is called. It stays; what brought it may go.
 fn brought_along() -> Option<NonNull<c_void>> {
-    const NAME: &CStr = c"libfabric.so.1";
     among_loaded(|file| {
-        let last = file.to_bytes().rsplit(|byte| *byte == b'/').next();
-        (last == Some(NAME.to_bytes())).then(|| loaded(file)).flatten()
+        let module = loaded(file)?;
+        // SAFETY: the handle is open; a C string.
+        let fabric = unsafe { libc::dlsym(module.as_ptr(), c"fi_fabric".as_ptr()) };
+        let kept = NonNull::new(fabric).filter(|it| is_foreign(*it)).and_then(keep_loaded);
+        // SAFETY: opened above.
+        unsafe { libc::dlclose(module.as_ptr()) };
+        kept
     })
-    .or_else(|| may_keep().then(|| loaded(NAME)).flatten())
 }
 
 /// Once in the life of a process and its forked children, which have what their parent imported.

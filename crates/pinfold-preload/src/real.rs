@@ -72,6 +72,18 @@ type ForkRange = unsafe extern "C" fn(base: *mut c_void, size: size_t) -> c_int;
 
 static REAL: Found<Real> = Found::new();
 
+/// What is handed on to besides those that exist in both ABIs. A library in between may have some of all.
+const PRESENT_ONLY: [&CStr; 8] = [
+    c"ibv_reg_mr_iova",
+    c"ibv_reg_mr_iova2",
+    c"ibv_rereg_mr",
+    c"ibv_is_fork_initialized",
+    c"ibv_unimport_pd",
+    c"ibv_fork_init",
+    c"ibv_dontfork_range",
+    c"ibv_dofork_range",
+];
+
 /// What calls are handed on to, found at the first call. `None` if there is none, or one older than 2007.
 pub(crate) fn real() -> Option<Real> {
     real_of(Caller::UNKNOWN)
@@ -215,7 +227,8 @@ impl Source {
     /// Has what was found stay loaded: the program may unload what brought it. That may go.
     fn keep_loaded(self) {
         let (Self::Next | Self::Module(_)) = self else { return };
-        IN_BOTH.iter().filter_map(|name| self.named(name)).for_each(keep_loaded);
+        let names = IN_BOTH.iter().chain(&PRESENT_ONLY);
+        names.filter_map(|name| self.named(name)).for_each(|function| _ = keep_loaded(function));
         self.close();
     }
 
@@ -380,11 +393,11 @@ pub(crate) fn is_foreign(function: NonNull<c_void>) -> bool {
     base(function.addr().get()) != base(is_foreign as fn(_) -> _ as usize)
 }
 
-/// Has the module of a function stay loaded for good.
-pub(crate) fn keep_loaded(function: NonNull<c_void>) {
-    let module = module_of(function.addr().get());
-    // SAFETY: the function's module is loaded, and its file's name with it. The handle is never closed.
-    module.iter().for_each(|module| _ = loaded(unsafe { file_of(module) }));
+/// Has the module of a function stay loaded for good: its handle, which is never closed.
+pub(crate) fn keep_loaded(function: NonNull<c_void>) -> Option<NonNull<c_void>> {
+    let module = module_of(function.addr().get())?;
+    // SAFETY: the function's module is loaded, and its file's name with it.
+    loaded(unsafe { file_of(&module) })
 }
 
 /// What the caller's library was loaded with, if it has libibverbs. Nothing for the program itself: what it was started with

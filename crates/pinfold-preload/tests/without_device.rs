@@ -16,6 +16,7 @@ use std::sync::OnceLock;
 /// brings its own along by.
 const USUAL: &str = "libibverbs.so.1";
 const BUNDLED: &str = "libbundled.so.1";
+const RENAMED: &str = "libfabric-77.so.1";
 /// One that uses numbers again, as the kernel does.
 const REUSING: &str = "libreusing.so.1";
 
@@ -52,8 +53,11 @@ fn compile_all() -> Option<PathBuf> {
     assert!(compile_with(BUNDLED, "without_device/local.c", &out.join("local.so"), &library));
     assert!(compile("without_device/interposer.c", &out.join("interposer.so"), &library));
     assert!(compile("without_device/host.c", &out.join("host"), &["-ldl"]));
-    let fabric = ["-shared", "-fPIC", "-Wl,-soname,libfabric.so.1", "-lpthread"];
-    assert!(compile("without_device/libfabric.c", &out.join("libfabric.so.1"), &fabric));
+    for name in ["libfabric.so.1", RENAMED] {
+        let named = format!("-Wl,-soname,{name}");
+        let fabric = ["-shared", "-fPIC", &named, "-lpthread"];
+        assert!(compile("without_device/libfabric.c", &out.join(name), &fabric));
+    }
     assert!(compile_with("libfabric.so.1", "without_device/fabric.c", &out.join("fabric"), &[]));
     let local = ["-shared", "-fPIC", "-Dmain=registers_by_itself"];
     assert!(compile_with(
@@ -188,6 +192,8 @@ fn a_library_s_functions_are_found_without_memory_and_under_a_filter() {
         (BUNDLED, None, &["restricted"]),
         ("libfabric.so.1", None, &["1000000"]),
         ("libfabric.so.1", None, &["restricted"]),
+        (RENAMED, None, &["1000000"]),
+        (RENAMED, None, &["restricted"]),
         ("libfabric.so.1", Some(&*fabric), &["0"]),
         ("libfabric.so.1", Some(&*fabric), &["restricted"]),
     ];
@@ -195,16 +201,32 @@ fn a_library_s_functions_are_found_without_memory_and_under_a_filter() {
         let path = programs.join(name);
         let case = [&[path.to_str().unwrap()], how].concat();
         for preloaded in [&[][..], &[&*ours]] {
-            for libfabric in ["off", "on"] {
+            for settings in
+                [&[][..], &[("PINFOLD_LIBFABRIC", "off")], &[("PINFOLD_LIBFABRIC", "on")]]
+            {
                 let preloaded: Vec<&Path> = preloaded.iter().copied().chain(started_with).collect();
                 // Another libibverbs that could be opened.
                 let path = programs.to_str().unwrap();
-                let variables = [("PINFOLD_LIBFABRIC", libfabric), ("LD_LIBRARY_PATH", path)];
+                let variables = [settings, &[("LD_LIBRARY_PATH", path)]].concat();
                 let out = said_with("host", &preloaded, &variables, &case);
                 let is_well = out.as_deref().is_some_and(|out| out.starts_with("0 failures\n"));
                 assert!(is_well, "{preloaded:?}, {case:?}, {variables:?}: {out:?}");
             }
         }
+    }
+}
+
+/// Behind this library there may be one that has `fi_fabric` alone: the other functions are libfabric's.
+#[test]
+fn a_libfabric_behind_one_that_stands_between_stays() {
+    let Some(programs) = programs() else { return };
+    let (ours, between) = (library(), programs.join("interposer.so"));
+    let path = programs.join(RENAMED);
+    for (preloaded, says) in
+        [(&[&*between][..], "0 failures\nunloaded\n"), (&[&*ours, &between], "0 failures\nstays\n")]
+    {
+        let out = said_by("host", preloaded, "on", &[path.to_str().unwrap(), "global"]);
+        assert_eq!(out.as_deref(), Some(says), "{preloaded:?}");
     }
 }
 

@@ -5,7 +5,7 @@
  *
  * LIBRARY has one, or is one; of that it takes the functions by its handle, as NCCL does. Or it is a libfabric. With STOCK no
  * addresses are left but as many as the C library's allocator has then. With `restricted` it forbids itself what it does not do.
- * A library that has one registers so many times.
+ * A library that has one registers so many times. With `global` it has the library for all of itself.
  */
 
 #include "../check.h"
@@ -15,6 +15,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <malloc.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,7 +94,8 @@ static int opens_a_fabric(void *libfabric)
 
 int main(int count, char **given)
 {
-	void *handle = count > 1 ? dlopen(given[1], RTLD_NOW | RTLD_LOCAL) : NULL;
+	bool is_global = count > 2 && !strcmp(given[2], "global"), is_short = count > 2 && !is_global;
+	void *handle = count > 1 ? dlopen(given[1], RTLD_NOW | (is_global ? RTLD_GLOBAL : RTLD_LOCAL)) : NULL;
 	int (*registers)(int), failures;
 	void (*opens)(void);
 	struct ibv_pd *pd = NULL;
@@ -108,16 +110,16 @@ int main(int count, char **given)
 		opens();
 	else if (!registers && !dlsym(handle, "fi_fabric"))
 		pd = opens_by_handle(handle);
-	if (count > 2 && !strcmp(given[2], "restricted"))
+	if (is_short && !strcmp(given[2], "restricted"))
 		restrict_itself();
-	else if (count > 2)
+	else if (is_short)
 		leave_no_addresses(atol(given[2]));
 	if (registers)
 		failures = registers(count > 3 ? atoi(given[3]) : 4);
 	else
 		failures = pd ? registers_by_handle(handle, pd) : opens_a_fabric(handle);
 	printf("%d failures\n", failures);
-	if (count > 2 || (!registers && !pd))
+	if (is_short)
 		exit(fflush(stdout));
 	printf("%s\n", dlclose(handle) || dlopen(given[1], RTLD_NOW | RTLD_NOLOAD) ? "stays" : "unloaded");
 	return 0;

@@ -33,3 +33,12 @@ int ibv_dereg_mr(struct ibv_mr *mr)
 	deregistered++;
 	return next(mr);
 }
+
+/* Of libfabric's functions one only. */
+int fi_fabric(void *attributes, void **fabric, void *context);
+int fi_fabric(void *attributes, void **fabric, void *context)
+{
+	__typeof__(&fi_fabric) next = (__typeof__(&fi_fabric))dlsym(RTLD_NEXT, "fi_fabric");
+
+	return next(attributes, fabric, context);
+}
