@@ -16,7 +16,7 @@ use crate::found::Found;
 use crate::hooks::note_kept;
 use crate::keeper::Monitored;
 use crate::process::Process;
-use crate::real::{among_loaded, is_foreign, keep_loaded, loaded, looked_up, may_keep};
+use crate::real::{in_library_of, is_foreign, keep_loaded, loaded, looked_up, may_keep};
 use crate::settings::Settings;
 use crate::{apart, environment};
 use libc::{c_int, c_void};
@@ -49,6 +49,7 @@ type Fabric2 = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, u64, *mut c_v
 /// There is no libfabric, or none with this function (`FI_ENOSYS`).
 const ABSENT: c_int = -libc::ENOSYS;
 
+/// Those behind this library.
 static FOUND: Found<Functions> = Found::new();
 
 pub(crate) unsafe extern "C" fn fabric(
@@ -57,8 +58,9 @@ pub(crate) unsafe extern "C" fn fabric(
     context: *mut c_void,
     caller: usize,
 ) -> c_int {
-    let Some(functions) = functions() else { return ABSENT };
-    let is_old = functions.old_fabric.filter(|_| Caller(caller).asked().old_fabric);
+    let caller = Caller(caller);
+    let Some(functions) = functions(caller) else { return ABSENT };
+    let is_old = functions.old_fabric.filter(|_| caller.asked().old_fabric);
     let open = is_old.unwrap_or(functions.fabric);
     // SAFETY: the caller's promises, to the version that it asked for.
     functions.opened(unsafe { open(attributes, fabric, context) })
@@ -69,8 +71,9 @@ pub(crate) unsafe extern "C" fn fabric2(
     fabric: *mut *mut c_void,
     flags: u64,
     context: *mut c_void,
+    caller: usize,
 ) -> c_int {
-    let Some(functions) = functions() else { return ABSENT };
+    let Some(functions) = functions(Caller(caller)) else { return ABSENT };
     // SAFETY: the caller's promises.
     functions.opened(
         functions.fabric2.map_or(ABSENT, |open| unsafe { open(info, fabric, flags, context) }),
@@ -104,31 +107,34 @@ impl Functions {
     }
 }
 
-fn functions() -> Option<Functions> {
-    FOUND.get().copied().or_else(find)
+fn functions(caller: Caller) -> Option<Functions> {
+    FOUND.get().copied().or_else(|| find(caller))
 }
 
 #[cold]
-fn find() -> Option<Functions> {
+fn find(caller: Caller) -> Option<Functions> {
     let before = last_errno();
     let _not_cancelled = NotCancelled::new();
-    let found = looked_up(look_up);
-    found.into_iter().for_each(|found| FOUND.note(found));
+    let found = looked_up(|| look_up(caller));
     set_errno(before);
     found
 }
 
 /// Behind this library in the order of the program, else in the libfabric that a library has brought along for itself,
 /// which stays loaded from now on: what is imported refers to it.
-fn look_up() -> Option<Functions> {
-    let behind = |name: &CStr| {
-        // SAFETY: the name is a C string.
-        NonNull::new(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) })
-    };
-    let handle = match behind(c"fi_fabric").filter(|it| is_foreign(*it)) {
-        Some(_) => libc::RTLD_NEXT,
-        None => brought_along()?.as_ptr(),
-    };
+fn look_up(caller: Caller) -> Option<Functions> {
+    // SAFETY: a C string.
+    let behind = unsafe { libc::dlsym(libc::RTLD_NEXT, c"fi_fabric".as_ptr()) };
+    if NonNull::new(behind).is_some_and(is_foreign) {
+        let found = functions_of(libc::RTLD_NEXT)?;
+        FOUND.note(found);
+        return Some(found);
+    }
+    // By each call anew: another library may have brought another one along.
+    functions_of(brought_along(caller)?.as_ptr())
+}
+
+fn functions_of(handle: *mut c_void) -> Option<Functions> {
     // A library in between may have one of them only.
     let kept = |function: *mut c_void| NonNull::new(function).inspect(|it| _ = keep_loaded(*it));
     // SAFETY: the handle is open and never closed, or `RTLD_NEXT`; the names are C strings.
@@ -140,9 +146,10 @@ fn look_up() -> Option<Functions> {
     Functions::found_by(named).map(|found| Functions { old_fabric, ..found })
 }
 
-/// A libfabric that is no part of the program, whatever its file is called. It stays; what brought it may go.
-fn brought_along() -> Option<NonNull<c_void>> {
-    among_loaded(|file| {
+/// A libfabric that is no part of the program: the one that the caller's library has, whatever its file is called, else that of
+/// the usual name. It stays; what brought it may go.
+fn brought_along(caller: Caller) -> Option<NonNull<c_void>> {
+    let of_caller = in_library_of(caller, |file| {
         let module = loaded(file)?;
         // SAFETY: the handle is open; a C string.
         let fabric = unsafe { libc::dlsym(module.as_ptr(), c"fi_fabric".as_ptr()) };
@@ -150,7 +157,8 @@ fn brought_along() -> Option<NonNull<c_void>> {
         // SAFETY: opened above.
         unsafe { libc::dlclose(module.as_ptr()) };
         kept
-    })
+    });
+    of_caller.or_else(|| loaded(c"libfabric.so.1"))
 }
 
 /// Once in the life of a process and its forked children, which have what their parent imported.
