@@ -78,10 +78,17 @@ with_caller!(
     fi_fabric(attributes: *mut c_void, fabric: *mut *mut c_void, context: *mut c_void) -> c_int,
     "rcx", "x3", libfabric::fabric
 );
-with_caller!(
-    fi_fabric2(info: *mut c_void, fabric: *mut *mut c_void, flags: u64, context: *mut c_void) -> c_int,
-    "r8", "x4", libfabric::fabric2
-);
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fi_fabric2(
+    info: *mut c_void,
+    fabric: *mut *mut c_void,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promises are handed on.
+    unsafe { libfabric::fabric2(info, fabric, flags, context) }
+}
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_rereg_mr(

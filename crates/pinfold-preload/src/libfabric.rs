@@ -16,7 +16,7 @@ use crate::found::Found;
 use crate::hooks::note_kept;
 use crate::keeper::Monitored;
 use crate::process::Process;
-use crate::real::{in_library_of, is_foreign, keep_loaded, loaded, looked_up, may_keep};
+use crate::real::{is_foreign, keep_loaded, loaded, looked_up, may_keep};
 use crate::settings::Settings;
 use crate::{apart, environment};
 use libc::{c_int, c_void};
@@ -49,7 +49,6 @@ type Fabric2 = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, u64, *mut c_v
 /// There is no libfabric, or none with this function (`FI_ENOSYS`).
 const ABSENT: c_int = -libc::ENOSYS;
 
-/// Those behind this library.
 static FOUND: Found<Functions> = Found::new();
 
 pub(crate) unsafe extern "C" fn fabric(
@@ -58,9 +57,8 @@ pub(crate) unsafe extern "C" fn fabric(
     context: *mut c_void,
     caller: usize,
 ) -> c_int {
-    let caller = Caller(caller);
-    let Some(functions) = functions(caller) else { return ABSENT };
-    let is_old = functions.old_fabric.filter(|_| caller.asked().old_fabric);
+    let Some(functions) = functions() else { return ABSENT };
+    let is_old = functions.old_fabric.filter(|_| Caller(caller).asked().old_fabric);
     let open = is_old.unwrap_or(functions.fabric);
     // SAFETY: the caller's promises, to the version that it asked for.
     functions.opened(unsafe { open(attributes, fabric, context) })
@@ -71,9 +69,8 @@ pub(crate) unsafe extern "C" fn fabric2(
     fabric: *mut *mut c_void,
     flags: u64,
     context: *mut c_void,
-    caller: usize,
 ) -> c_int {
-    let Some(functions) = functions(Caller(caller)) else { return ABSENT };
+    let Some(functions) = functions() else { return ABSENT };
     // SAFETY: the caller's promises.
     functions.opened(
         functions.fabric2.map_or(ABSENT, |open| unsafe { open(info, fabric, flags, context) }),
@@ -107,31 +104,30 @@ impl Functions {
     }
 }
 
-fn functions(caller: Caller) -> Option<Functions> {
-    FOUND.get().copied().or_else(|| find(caller))
+fn functions() -> Option<Functions> {
+    FOUND.get().copied().or_else(find)
 }
 
 #[cold]
-fn find(caller: Caller) -> Option<Functions> {
+fn find() -> Option<Functions> {
     let before = last_errno();
     let _not_cancelled = NotCancelled::new();
-    let found = looked_up(|| look_up(caller));
+    let found = looked_up(look_up);
+    // Once: later the linker's lock may be held by a thread that waits for this one, or be what a forked child has of it.
+    found.into_iter().for_each(|found| FOUND.note(found));
     set_errno(before);
     found
 }
 
 /// Behind this library in the order of the program, else in the libfabric that a library has brought along for itself,
 /// which stays loaded from now on: what is imported refers to it.
-fn look_up(caller: Caller) -> Option<Functions> {
+fn look_up() -> Option<Functions> {
     // SAFETY: a C string.
     let behind = unsafe { libc::dlsym(libc::RTLD_NEXT, c"fi_fabric".as_ptr()) };
     if NonNull::new(behind).is_some_and(is_foreign) {
-        let found = functions_of(libc::RTLD_NEXT)?;
-        FOUND.note(found);
-        return Some(found);
+        return functions_of(libc::RTLD_NEXT);
     }
-    // By each call anew: another library may have brought another one along.
-    functions_of(brought_along(caller)?.as_ptr())
+    functions_of(loaded(c"libfabric.so.1")?.as_ptr())
 }
 
 fn functions_of(handle: *mut c_void) -> Option<Functions> {
@@ -144,21 +140,6 @@ fn functions_of(handle: *mut c_void) -> Option<Functions> {
     // SAFETY: that version of the function, with the same number of pointers.
     let old_fabric = old.map(|it| unsafe { mem::transmute::<NonNull<c_void>, Fabric>(it) });
     Functions::found_by(named).map(|found| Functions { old_fabric, ..found })
-}
-
-/// A libfabric that is no part of the program: the one that the caller's library has, whatever its file is called, else that of
-/// the usual name. It stays; what brought it may go.
-fn brought_along(caller: Caller) -> Option<NonNull<c_void>> {
-    let of_caller = in_library_of(caller, |file| {
-        let module = loaded(file)?;
-        // SAFETY: the handle is open; a C string.
-        let fabric = unsafe { libc::dlsym(module.as_ptr(), c"fi_fabric".as_ptr()) };
-        let kept = NonNull::new(fabric).filter(|it| is_foreign(*it)).and_then(keep_loaded);
-        // SAFETY: opened above.
-        unsafe { libc::dlclose(module.as_ptr()) };
-        kept
-    });
-    of_caller.or_else(|| loaded(c"libfabric.so.1"))
 }
 
 /// Once in the life of a process and its forked children, which have what their parent imported.

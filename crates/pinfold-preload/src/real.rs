@@ -189,7 +189,7 @@ impl Source {
     /// forbidden, a program cannot have it yet.
     fn of(caller: Caller) -> Option<Self> {
         let next = Some(Self::Next).filter(|next| next.has_verbs());
-        next.or_else(|| in_library_of(caller, Self::of_module))
+        next.or_else(|| library_of(caller))
             .or_else(|| among_loaded(Self::of_module))
             .or_else(|| may_keep().then(Self::system_s).flatten())
     }
@@ -400,19 +400,17 @@ pub(crate) fn keep_loaded(function: NonNull<c_void>) -> Option<NonNull<c_void>> 
     loaded(unsafe { file_of(&module) })
 }
 
-/// What `wanted` makes of the file of the caller's library. Nothing for the program itself: what it was started with comes behind
-/// this library, and the name that it was started by is none of a module, so that the linker would look for such a file.
-pub(crate) fn in_library_of<T>(
-    caller: Caller,
-    wanted: impl FnOnce(&CStr) -> Option<T>,
-) -> Option<T> {
+/// What the caller's library was loaded with, if it has libibverbs. Nothing for the program itself: what it was started with
+/// comes behind this library, and the name that it was started by is none of a module, so that the linker would look for such
+/// a file.
+fn library_of(caller: Caller) -> Option<Source> {
     // SAFETY: takes a number.
     let header = usize::try_from(unsafe { libc::getauxval(libc::AT_PHDR) });
     let program = module_of(header.ok()?);
     let module = module_of(caller.0)?;
     let is_program = program.is_some_and(|program| program.dli_fbase == module.dli_fbase);
     // SAFETY: the caller's module is loaded while its code waits for this call.
-    if is_program { None } else { wanted(unsafe { file_of(&module) }) }
+    if is_program { None } else { Source::of_module(unsafe { file_of(&module) }) }
 }
 
 /// # Safety

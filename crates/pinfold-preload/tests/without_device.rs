@@ -16,7 +16,6 @@ use std::sync::OnceLock;
 /// brings its own along by.
 const USUAL: &str = "libibverbs.so.1";
 const BUNDLED: &str = "libbundled.so.1";
-const RENAMED: &str = "libfabric-77.so.1";
 /// One that uses numbers again, as the kernel does.
 const REUSING: &str = "libreusing.so.1";
 
@@ -53,18 +52,16 @@ fn compile_all() -> Option<PathBuf> {
     assert!(compile_with(BUNDLED, "without_device/local.c", &out.join("local.so"), &library));
     assert!(compile("without_device/interposer.c", &out.join("interposer.so"), &library));
     assert!(compile("without_device/host.c", &out.join("host"), &["-ldl"]));
-    for name in ["libfabric.so.1", RENAMED] {
-        let named = format!("-Wl,-soname,{name}");
-        let fabric = ["-shared", "-fPIC", &named, "-lpthread"];
-        assert!(compile("without_device/libfabric.c", &out.join(name), &fabric));
-    }
+    let fabric = ["-shared", "-fPIC", "-Wl,-soname,libfabric.so.1", "-lpthread"];
+    assert!(compile("without_device/libfabric.c", &out.join("libfabric.so.1"), &fabric));
     assert!(compile_with("libfabric.so.1", "without_device/fabric.c", &out.join("fabric"), &[]));
     let local = ["-shared", "-fPIC", "-Dmain=registers_by_itself"];
-    for (name, out) in
-        [("libfabric.so.1", out.join("fabric.so")), (RENAMED, out.join("fabric77.so"))]
-    {
-        assert!(compile_with(name, "without_device/fabric.c", &out, &local));
-    }
+    assert!(compile_with(
+        "libfabric.so.1",
+        "without_device/fabric.c",
+        &out.join("fabric.so"),
+        &local
+    ));
     let plugin = ["-shared", "-fPIC", "-lpthread"];
     assert!(compile("without_device/plugin.c", &out.join("plugin.so"), &plugin));
     let first = out.join("tls0.so");
@@ -218,7 +215,7 @@ fn a_library_s_functions_are_found_without_memory_and_under_a_filter() {
 fn a_libfabric_behind_one_that_stands_between_stays() {
     let Some(programs) = programs() else { return };
     let (ours, between) = (library(), programs.join("interposer.so"));
-    let path = programs.join(RENAMED);
+    let path = programs.join("libfabric.so.1");
     for (preloaded, says) in
         [(&[&*between][..], "0 failures\nunloaded\n"), (&[&*ours, &between], "0 failures\nstays\n")]
     {
@@ -261,13 +258,11 @@ fn libfabric_s_cache_is_told_what_changed() {
 #[test]
 fn a_libfabric_that_a_library_brings_along_for_itself_gets_the_monitor() {
     let Some(programs) = programs() else { return };
-    for local in ["fabric.so", "fabric77.so"] {
-        let (ours, local) = (library(), programs.join(local));
-        let on = [("PINFOLD_LIBFABRIC", "on")];
-        let out = said_with("host", &[&ours], &on, &[local.to_str().unwrap()]);
-        let expected = format!("{TRUTHFUL}dropped\n0 failures\nunloaded\n");
-        assert_eq!(out.as_deref(), Some(&*expected), "{local:?}");
-    }
+    let (ours, local) = (library(), programs.join("fabric.so"));
+    let on = [("PINFOLD_LIBFABRIC", "on")];
+    let out = said_with("host", &[&ours], &on, &[local.to_str().unwrap()]);
+    let expected = format!("{TRUTHFUL}dropped\n0 failures\nunloaded\n");
+    assert_eq!(out.as_deref(), Some(&*expected));
 }
 
 /// A weak reference to what this library takes over is bound to it, whether or not libibverbs has the function.
