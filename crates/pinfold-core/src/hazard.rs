@@ -19,8 +19,8 @@
 use crate::abandoned::{Abandoned, Below};
 use crate::arena::Arena;
 use crate::barrier::Barriers;
-use crate::chunked::Chunked;
-use crate::sync::{self, AtomicU64, AtomicUsize, Mutex, Ordering, lock, thread_local};
+use crate::hit_count::HitCount;
+use crate::sync::{self, AtomicUsize, Mutex, Ordering, lock, thread_local};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -42,7 +42,7 @@ const EMPTY: usize = 0;
 #[repr(align(128))]
 pub(crate) struct Record {
     slots: [AtomicUsize; SLOTS],
-    hits: AtomicU64,
+    hits: HitCount,
     /// While no thread has it.
     below: Below,
 }
@@ -50,19 +50,7 @@ pub(crate) struct Record {
 impl Record {
     fn new() -> Self {
         let slots = std::array::from_fn(|_| AtomicUsize::new(EMPTY));
-        Self { slots, hits: AtomicU64::new(0), below: Below::nothing() }
-    }
-
-    fn hits(&self) -> u64 {
-        // Relaxed: a sum of counters is no more exact than the moment it is taken in.
-        self.hits.load(Ordering::Relaxed)
-    }
-
-    /// Counts a hit of the owner.
-    #[inline]
-    fn count_hit(&self) {
-        // Relaxed, load and store: the owner alone writes, others only add it up.
-        self.hits.store(self.hits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        Self { slots, hits: HitCount::new(), below: Below::nothing() }
     }
 }
 
@@ -84,10 +72,10 @@ impl<'d> Slot<'d> {
         Hazard { slot: self.slot }
     }
 
-    /// Counts a hit of this thread.
-    #[inline]
-    pub(crate) fn count_hit(self) {
-        self.record.count_hit();
+    /// Counts a hit of this thread; whether it is a sample.
+    #[inline(always)]
+    pub(crate) fn count_hit(self) -> bool {
+        self.record.hits.count()
     }
 }
 
@@ -298,21 +286,7 @@ impl Hazards {
 
     /// The hits of all threads, ended ones included.
     pub(crate) fn hits(&self) -> u64 {
-        self.domain.made_records().map(Record::hits).sum()
-    }
-
-    /// The same as far as they are known to `known`, which asks the next few records: all of them where there are no
-    /// more. A lock is held, and there are as many records as leases and threads need.
-    pub(crate) fn hits_known(&self, known: &mut KnownHits) -> u64 {
-        let made = lock(&self.domain.pool).made;
-        for _ in 0..made.min(KnownHits::ASKED) {
-            let number = known.next % made;
-            known.next = number + 1;
-            if let Some(record) = self.domain.records.get(number) {
-                known.note(number, record.hits());
-            }
-        }
-        known.sum
+        self.domain.made_records().map(|record| record.hits.hits()).sum()
     }
 }
 
@@ -333,29 +307,6 @@ fn leave_leases(held: &mut Vec<HeldSlot<'_>>) {
         (0..PAUSES).for_each(|_| sync::pause());
         // Acquire: as for the first look.
         held.retain(|&(slot, place)| slot.load(Ordering::Acquire) == place);
-    }
-}
-
-/// The hits of all threads as they were when each record was asked last. Belongs to the holder of a lock.
-pub(crate) struct KnownHits {
-    of_records: Chunked<u64>,
-    /// Where the next look begins.
-    next: u32,
-    sum: u64,
-}
-
-impl KnownHits {
-    /// How many records are asked at once.
-    const ASKED: u32 = 16;
-
-    pub(crate) const fn none() -> Self {
-        Self { of_records: Chunked::new(), next: 0, sum: 0 }
-    }
-
-    fn note(&mut self, number: u32, hits: u64) {
-        let known = self.of_records.made(number as usize, || 0);
-        let before = std::mem::replace(known, hits);
-        self.sum += hits - before;
     }
 }
 
@@ -759,22 +710,15 @@ mod tests {
 
     /// Those of every thread.
     #[test]
-    fn the_hits_known_are_those_of_all_records() {
+    fn the_hits_are_those_of_all_records() {
         let hazards = Hazards::new(Barriers::SYMMETRIC);
         hazards.slot().unwrap().count_hit();
         let held = hazards.slot().unwrap().protect(&0_u64);
         std::thread::scope(|scope| {
-            scope
-                .spawn(|| (0..2).for_each(|_| hazards.slot().unwrap().count_hit()))
-                .join()
-                .unwrap();
+            scope.spawn(|| [1, 2].map(|_| hazards.slot().unwrap().count_hit())).join().unwrap();
         });
         held.clear();
-        let mut known = KnownHits::none();
-        assert_eq!(hazards.hits_known(&mut known), 3);
         assert_eq!(hazards.hits(), 3);
-        hazards.slot().unwrap().count_hit();
-        assert_eq!((hazards.hits_known(&mut known), hazards.hits()), (4, 4));
     }
 
     /// However many records are full, a look goes past few, and none with room stays unused for good.

@@ -16,6 +16,7 @@ use crate::error::{Exhausted, GetError, Limit, PerUse};
 use crate::events::Checkup;
 use crate::flight::{Flight, Landing};
 use crate::foreign::ForeignPart;
+use crate::hit_count::is_sample;
 use crate::index::{BlockWalk, can_hold};
 use crate::lease::Lease;
 use crate::monitor::{Forked, Lost, Monitor, Sequence, Watch};
@@ -392,6 +393,9 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         }
         region.touch(tick);
         writer.counts.hits += 1;
+        if is_sample(writer.counts.hits) {
+            region.note_sample();
+        }
         let pin = self.0.pin(writer, region);
         Some(Lease::of_cached(self.0, region, pin, want.range))
     }
@@ -529,12 +533,11 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             (Keep::Always, _) | (_, None) => Verdict::Keep,
             (Keep::WhenItPays, Some(_)) => {
                 let surcharge = self.0.change_surcharge(writer);
-                let Writer { admission, costs, counts, known_hits, .. } = writer;
-                let Some(costs) = costs.of(range, surcharge) else {
+                let Some(costs) = writer.costs.of(range, surcharge) else {
                     // Nothing was measured; what costs nothing need not be.
                     return if surcharge == 0 { Verdict::Keep } else { Verdict::RegisterPerUse };
                 };
-                admission.decide(range, costs, || self.0.hits_known(counts, known_hits))
+                writer.admission.decide(range, costs)
             }
         }
     }
@@ -550,15 +553,13 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             return Ok(None);
         }
         let range = self.widest_served(want);
-        let verdict = self.0.locked(|Writer { admission, counts, known_hits, .. }| {
-            admission.decide(range, costs, || self.0.hits_known(counts, known_hits))
-        })?;
+        let verdict = self.0.locked(|writer| writer.admission.decide(range, costs))?;
         Ok((verdict == Verdict::Keep).then_some(range))
     }
 
     /// What was to be kept was not.
     pub(crate) fn note_not_kept(self, range: AddressRange) -> Result<(), Forked> {
-        self.0.locked(|writer| self.0.end_admission(writer, range))
+        self.0.locked(|writer| writer.admission.end(range, 0))
     }
 
     /// Why a registration of `range`, begun now, must not be kept.
@@ -945,7 +946,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// What was to be kept, if it was, is not.
     fn note_not_kept(&self, writer: &mut Writer) {
         if self.by_choice.is_none() {
-            self.listed.shared.end_admission(writer, self.plan.range);
+            writer.admission.end(self.plan.range, 0);
         }
     }
 

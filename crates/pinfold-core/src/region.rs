@@ -23,7 +23,8 @@ pub(crate) use state::{List, Outside, State};
 
 use crate::error::GetError;
 use crate::hazard::Findable;
-use crate::sync::{AtomicU64, AtomicUsize, Ordering, UnsafeCell};
+use crate::hit_count::hits_for;
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, UnsafeCell};
 use crate::unapplied::ChangeCount;
 use crate::{Access, AddressRange};
 use std::mem::MaybeUninit;
@@ -138,6 +139,9 @@ impl From<&Want> for Ask {
     }
 }
 
+/// With thousands of hits any purchase has paid: per hit, what it cost is less than a clock tells.
+const MOST_SAMPLES: u32 = 1_024;
+
 /// One place for a region.
 ///
 /// A cache line of its own, which also frees the low bits of its address for the index.
@@ -155,6 +159,8 @@ pub(crate) struct Region<H> {
     mark: AtomicU64,
     /// The place's number in the arena.
     pub(crate) number: u32,
+    /// Samples of its hits, up to [`MOST_SAMPLES`].
+    samples: AtomicU32,
     handle: UnsafeCell<MaybeUninit<H>>,
 }
 
@@ -182,6 +188,7 @@ impl<H: Copy> Region<H> {
             used: AtomicU64::new(0),
             mark: AtomicU64::new(0),
             number,
+            samples: AtomicU32::new(0),
             handle: UnsafeCell::new(MaybeUninit::uninit()),
         }
     }
@@ -205,6 +212,7 @@ impl<H: Copy> Region<H> {
         self.start.store(range.start(), Ordering::Relaxed);
         self.end.store(range.end(), Ordering::Relaxed);
         self.used.store(tick, Ordering::Relaxed);
+        self.samples.store(0, Ordering::Relaxed);
         let state = self.state.load(Ordering::Relaxed) & 0xff;
         let terms = u64::from(terms.bits());
         self.state.store(born.bits() << 16 | terms << 8 | state, Ordering::Relaxed);
@@ -307,6 +315,25 @@ impl<H: Copy> Region<H> {
         }
     }
 
+    /// Notes a hit that is a sample. No more than [`MOST_SAMPLES`], so that steady hits on one region write no line that
+    /// others read.
+    #[inline]
+    pub(crate) fn note_sample(&self) {
+        // Relaxed, load and store: an estimate, to which a sample that another thread takes at once may be lost.
+        let samples = self.samples.load(Ordering::Relaxed);
+        if samples < MOST_SAMPLES {
+            self.samples.store(samples + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// About how many hits the region had since it was registered; without end if there were thousands.
+    pub(crate) fn hits(&self) -> u64 {
+        match self.samples.load(Ordering::Relaxed) {
+            MOST_SAMPLES.. => u64::MAX,
+            samples => hits_for(samples),
+        }
+    }
+
     /// The tick of the last lease.
     pub(crate) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
@@ -362,6 +389,21 @@ mod tests {
         assert_eq!(unsafe { region.handle() }, 42);
         region.set_state(State::SmallClosed);
         assert!(!region.serves(Ask::from(&wanted)));
+    }
+
+    #[test]
+    fn hits_are_those_since_the_registration_and_no_more_are_written_than_tell() {
+        let region = Region::new(0);
+        (0..10).for_each(|_| region.note_sample());
+        assert_eq!(region.hits(), hits_for(10));
+        (0..MOST_SAMPLES).for_each(|_| region.note_sample());
+        // Relaxed: one thread.
+        assert_eq!(region.samples.load(Ordering::Relaxed), MOST_SAMPLES);
+        assert_eq!(region.hits(), u64::MAX);
+        let wanted = want(0x1000, 0x2000, Access::READ);
+        // SAFETY: a free place, and no other thread.
+        unsafe { region.fill(wanted, ChangeCount::default(), 1, 42_u32) };
+        assert_eq!(region.hits(), 0);
     }
 
     /// What hits find can be leased at any moment, so no scan says that it is idle.

@@ -19,7 +19,7 @@ use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
 use crate::followed_ranges::FollowedRanges;
 use crate::foreign::{self, ForeignPart, discard, runs_through};
-use crate::hazard::{Hazard, Hazards, KnownHits, Scanned, Slot, Unpublished};
+use crate::hazard::{Hazard, Hazards, Scanned, Slot, Unpublished};
 use crate::holds::Hold;
 use crate::index::{Index, Recycler};
 use crate::monitor::{Forked, Monitor, Position, Sequence};
@@ -125,8 +125,6 @@ pub(crate) struct Writer {
     /// Which ranges were used, and what uses take.
     pub(crate) admission: Admission,
     pub(crate) costs: LearnedCosts,
-    /// How many hits there were, for the admission.
-    pub(crate) known_hits: KnownHits,
     /// Why regions are registered for one lease, by their numbers.
     /// A sorted map, as all that may grow large here: no insertion moves all the others.
     pub(crate) per_use: BTreeMap<u32, PerUse>,
@@ -205,6 +203,14 @@ macro_rules! operations {
     };
 }
 pub(crate) use operations;
+
+/// Counts a hit of the calling thread, and in the region if it is a sample.
+#[inline(always)]
+fn count_hit<H: Copy>(slot: Slot<'_>, region: &Region<H>) {
+    if slot.count_hit() {
+        region.note_sample();
+    }
+}
 
 /// A region that was live when it was looked at, behind its hazard.
 #[derive(Clone, Copy)]
@@ -304,7 +310,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if let Some(region) = entry.map(|entry| self.index.place(entry)).filter(|it| it.is_live())
             && let Some(hit) = self.try_protect(slot, region, ask)
         {
-            slot.count_hit();
+            count_hit(slot, region);
             return Some(hit);
         }
         self.search(ask.start, ask.length, ask.terms)
@@ -333,7 +339,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ) -> Option<Hit<'c, R::Handle>> {
         let slot = self.hazards.slot()?;
         let hit = self.try_protect(slot, region, ask)?;
-        slot.count_hit();
+        count_hit(slot, region);
         Some(hit)
     }
 
@@ -825,19 +831,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// The region is about to be given up or was changed: whether keeping it was in vain.
     pub(crate) fn note_kept_no_more(&self, writer: &mut Writer, number: u32) {
-        if let Some(range) = self.region(number).and_then(Region::range) {
-            self.end_admission(writer, range);
+        let Some(region) = self.region(number) else { return };
+        if let Some(range) = region.range() {
+            writer.admission.end(range, region.hits());
         }
-    }
-
-    pub(crate) fn end_admission(&self, writer: &mut Writer, range: AddressRange) {
-        let Writer { admission, counts, known_hits, .. } = writer;
-        admission.end(range, || self.hits_known(counts, known_hits));
-    }
-
-    /// The hits so far, under the lock and without it, for the admission.
-    pub(crate) fn hits_known(&self, counts: &Statistics, known: &mut KnownHits) -> u64 {
-        counts.hits + self.hazards.hits_known(known)
     }
 
     /// Gives back what was taken. An account that panics here, under the lock and in the middle of the
@@ -906,7 +903,6 @@ impl Writer {
             scratch: Vec::new(),
             admission: Admission::new(),
             costs: LearnedCosts::default(),
-            known_hits: KnownHits::none(),
             per_use: BTreeMap::new(),
             counted: Vec::new(),
             held: Amount::ZERO,

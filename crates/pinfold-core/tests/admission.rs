@@ -88,15 +88,36 @@ fn what_is_kept_in_vain_is_kept_ever_more_seldom() {
     assert!((10..=16).contains(&bought), "{bought}");
 }
 
+/// Once bought, and paid by some hundred hits, each life is kept from its first use.
 #[test]
-fn a_purchase_that_paid_is_repeated_at_the_old_price() {
+fn a_purchase_that_paid_is_repeated_at_the_first_use() {
     let rig = rig_with(by_default());
+    assert_eq!(uses_until_kept(&rig, 100), Some(USES_UNTIL_KEPT));
     for _ in 0..3 {
-        let until_kept = uses_until_kept(&rig, 100).unwrap();
-        assert!((USES_UNTIL_KEPT - 1..=USES_UNTIL_KEPT).contains(&until_kept), "{until_kept}");
-        (0..20).for_each(|_| drop(rig.lease(pages(1, 1))));
+        (0..100).for_each(|_| drop(rig.lease(pages(1, 1))));
         rig.reallocate(pages(1, 1));
+        assert_eq!(uses_until_kept(&rig, 100), Some(1));
     }
+    // That one was in vain.
+    rig.reallocate(pages(1, 1));
+    let again = uses_until_kept(&rig, 100).unwrap();
+    assert!((USES_UNTIL_KEPT - 1..=USES_UNTIL_KEPT).contains(&again), "{again}");
+}
+
+/// A program that maps, uses once and unmaps beside a buffer that it uses all the time: the hits of the one do not make the
+/// other worth keeping.
+#[test]
+fn the_hits_of_another_range_pay_for_nothing() {
+    let rig = rig_with(by_default());
+    assert!((0..100).any(|_| rig.lease(pages(8, 1)).is_cached()));
+    let bought_before = rig.monitor.watch_calls();
+    for _ in 0..1_000 {
+        rig.touch(pages(1, 1));
+        rig.reallocate(pages(1, 1));
+        (0..30).for_each(|_| assert!(rig.lease(pages(8, 1)).is_cached()));
+    }
+    let bought = rig.monitor.watch_calls() - bought_before;
+    assert!((10..=16).contains(&bought), "{bought}");
 }
 
 #[test]
@@ -152,8 +173,10 @@ fn a_caller_that_can_do_without_is_leased_what_is_worth_keeping() {
     // The hits since then paid for it.
     (0..20).for_each(|_| drop(rig.lease(pages(1, 1))));
     rig.reallocate(pages(1, 2));
+    assert_eq!(uses_until_worth(&rig, COPIES), Some(1));
+    // That was in vain, and so is what follows it.
+    rig.reallocate(pages(1, 2));
     assert_eq!(uses_until_worth(&rig, COPIES), Some(6));
-    // Those were in vain.
     rig.reallocate(pages(1, 2));
     assert_eq!(uses_until_worth(&rig, COPIES), Some(11));
 }
