@@ -16,7 +16,7 @@ use crate::found::Found;
 use crate::hooks::note_kept;
 use crate::keeper::Monitored;
 use crate::process::Process;
-use crate::real::{is_foreign, keep_loaded, loaded, looked_up, may_keep};
+use crate::real::{among_loaded, is_foreign, keep_loaded, loaded, looked_up, may_keep};
 use crate::settings::Settings;
 use crate::{apart, environment};
 use libc::{c_int, c_void};
@@ -127,7 +127,15 @@ fn look_up() -> Option<Functions> {
     if NonNull::new(behind).is_some_and(is_foreign) {
         return functions_of(libc::RTLD_NEXT);
     }
-    functions_of(loaded(c"libfabric.so.1")?.as_ptr())
+    let opened = |file: &CStr| if is_libfabric(file) { loaded(file) } else { None };
+    functions_of(among_loaded(opened)?.as_ptr())
+}
+
+/// Whether a loaded module is libfabric, told by its file: asked for a name without a path that no module has, the linker
+/// would look for such a file, and a filter of the program's own may end it there.
+fn is_libfabric(file: &CStr) -> bool {
+    let name = file.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    matches!(name, b"libfabric.so" | b"libfabric.so.1") || name.starts_with(b"libfabric.so.1.")
 }
 
 fn functions_of(handle: *mut c_void) -> Option<Functions> {
@@ -241,5 +249,21 @@ unsafe impl Monitor for OfProcess {
 
     fn wait(&self, seen: u32) {
         self.0.wait(seen);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libfabric_is_told_by_the_last_part_of_its_path() {
+        for file in [c"libfabric.so.1", c"/opt/lib/libfabric.so.1", c"./libfabric.so.1.30.0"] {
+            assert!(is_libfabric(file), "{file:?}");
+        }
+        for file in [c"", c"/opt/libfabric.so.1/libother.so", c"libfabric.so.10", c"mylibfabric.so"]
+        {
+            assert!(!is_libfabric(file), "{file:?}");
+        }
     }
 }

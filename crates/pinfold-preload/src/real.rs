@@ -316,7 +316,7 @@ impl Source {
 /// The program itself has no name; where it has libibverbs, nothing is looked for. Allocates nothing, and takes 5 KiB of
 /// stack, which its callers otherwise do not.
 #[inline(never)]
-fn among_loaded<T>(mut wanted: impl FnMut(&CStr) -> Option<T>) -> Option<T> {
+pub(crate) fn among_loaded<T>(mut wanted: impl FnMut(&CStr) -> Option<T>) -> Option<T> {
     /// Of modules that are unloaded meanwhile, the next ones' places become others'.
     const TRIES: usize = 8;
     let mut name = [0; libc::PATH_MAX as usize];

@@ -18,6 +18,8 @@ const USUAL: &str = "libibverbs.so.1";
 const BUNDLED: &str = "libbundled.so.1";
 /// One that uses numbers again, as the kernel does.
 const REUSING: &str = "libreusing.so.1";
+/// The stand-in for libfabric by the name of its file, which a program may load it by.
+const VERSIONED: &str = "libfabric.so.1.30.0";
 
 /// Libraries with variables of threads that a program loads.
 const LOADED: usize = 64;
@@ -55,6 +57,8 @@ fn compile_all() -> Option<PathBuf> {
     let fabric = ["-shared", "-fPIC", "-Wl,-soname,libfabric.so.1", "-lpthread"];
     assert!(compile("without_device/libfabric.c", &out.join("libfabric.so.1"), &fabric));
     assert!(compile_with("libfabric.so.1", "without_device/fabric.c", &out.join("fabric"), &[]));
+    std::fs::copy(out.join("libfabric.so.1"), out.join(VERSIONED)).unwrap();
+    assert!(compile("without_device/weak.c", &out.join("weak"), &[]));
     let local = ["-shared", "-fPIC", "-Dmain=registers_by_itself"];
     assert!(compile_with(
         "libfabric.so.1",
@@ -188,6 +192,8 @@ fn a_library_s_functions_are_found_without_memory_and_under_a_filter() {
         (BUNDLED, None, &["restricted"]),
         ("libfabric.so.1", None, &["1000000"]),
         ("libfabric.so.1", None, &["restricted"]),
+        (VERSIONED, None, &["1000000"]),
+        (VERSIONED, None, &["restricted"]),
         ("libfabric.so.1", Some(&*fabric), &["0"]),
         ("libfabric.so.1", Some(&*fabric), &["restricted"]),
     ];
@@ -208,6 +214,17 @@ fn a_library_s_functions_are_found_without_memory_and_under_a_filter() {
             }
         }
     }
+}
+
+/// Where none is loaded the dynamic linker would look for a file of that name.
+#[test]
+fn a_libfabric_that_is_not_there_is_missed_without_opening_a_file() {
+    let Some(programs) = programs() else { return };
+    let path = [("LD_LIBRARY_PATH", programs.to_str().unwrap())];
+    let says = |preloaded: &[&Path]| said_with("weak", preloaded, &path, &[]);
+    assert_eq!(says(&[]).as_deref(), Some("none\n"));
+    let absent = -libc::ENOSYS;
+    assert_eq!(says(&[&library()]), Some(format!("{absent}\n{absent}\n")));
 }
 
 /// Behind this library there may be one that has `fi_fabric` alone: the other functions are libfabric's.
