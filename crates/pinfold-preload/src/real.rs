@@ -94,7 +94,8 @@ pub(crate) fn real_of(caller: Caller) -> Option<Real> {
     REAL.get().copied().or_else(|| find(caller))
 }
 
-/// Finds the libibverbs that the program was started with. Later the dynamic linker's lock may be held by a thread that
+/// Finds the libibverbs that the program was started with; nothing where the program has its functions itself, and none
+/// stands behind this library: to look further would load one that the program does not use. Later the dynamic linker's lock may be held by a thread that
 /// waits for the one that registers: in a constructor of a library that is being loaded.
 ///
 /// In memory that is there: a block of this library's heap would take a chunk of addresses in every program of verbs, and
@@ -103,7 +104,7 @@ pub(crate) fn find_at_start() {
     if linked::libibverbs() {
         find_least_stack();
         caller::find_at_start();
-        let found = apart::run(|| Source::of(Caller::UNKNOWN)?.functions()).flatten();
+        let found = apart::run(|| Source::next()?.functions()).flatten();
         found.into_iter().for_each(|found| REAL.note(found));
         forget_linker_error();
     }
@@ -188,10 +189,14 @@ impl Source {
     /// module there is; else the system's. That one is opened, which takes memory and system calls: where these are missing or
     /// forbidden, a program cannot have it yet.
     fn of(caller: Caller) -> Option<Self> {
-        let next = Some(Self::Next).filter(|next| next.has_verbs());
-        next.or_else(|| library_of(caller))
+        Self::next()
+            .or_else(|| library_of(caller))
             .or_else(|| among_loaded(Self::of_module))
             .or_else(|| may_keep().then(Self::system_s).flatten())
+    }
+
+    fn next() -> Option<Self> {
+        Some(Self::Next).filter(|next| next.has_verbs())
     }
 
     /// What the module of this file was loaded with, if it has libibverbs.

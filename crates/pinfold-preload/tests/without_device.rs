@@ -59,6 +59,7 @@ fn compile_all() -> Option<PathBuf> {
     assert!(compile_with("libfabric.so.1", "without_device/fabric.c", &out.join("fabric"), &[]));
     std::fs::copy(out.join("libfabric.so.1"), out.join(VERSIONED)).unwrap();
     assert!(compile("without_device/weak.c", &out.join("weak"), &[]));
+    assert!(compile("without_device/own.c", &out.join("own"), &["-rdynamic"]));
     let local = ["-shared", "-fPIC", "-Dmain=registers_by_itself"];
     assert!(compile_with(
         "libfabric.so.1",
@@ -172,6 +173,21 @@ fn a_libibverbs_that_a_library_brings_along_for_itself_is_the_one_that_is_called
         let bundled = programs.join(BUNDLED);
         let out = said_by("host", &[&ours], cache, &[bundled.to_str().unwrap()]);
         assert_eq!(out.as_deref(), Some("0 failures\nstays\n"), "{cache}");
+    }
+}
+
+/// Linked into it, and exported: no other one is loaded for it.
+#[test]
+fn a_program_that_is_libibverbs_itself_gets_no_other() {
+    let Some(programs) = programs() else { return };
+    let path = programs.to_str().unwrap();
+    for cache in ["off", "on"] {
+        let variables = [("LD_LIBRARY_PATH", path), ("PINFOLD_CACHE", cache)];
+        let says = |preloaded: &[&Path]| said_with("own", preloaded, &variables, &[]);
+        assert_eq!(
+            (says(&[]).as_deref(), says(&[&library()]).as_deref()),
+            (Some("none\n"), Some("none\n"))
+        );
     }
 }
 
