@@ -18,7 +18,7 @@ use crate::complaint;
 use crate::environment;
 use crate::main_thread;
 use crate::process::{self, Process};
-use crate::real::{Real, find_at_start, may_keep, real_of};
+use crate::real::{Real, find_at_start, may_keep, real_of, real_to_release};
 use crate::reasons::Reason;
 use crate::report;
 use crate::rights;
@@ -129,7 +129,7 @@ pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr, caller: usize) -> c_in
         Some(End::Foreign) | None => {}
     }
     // SAFETY: as above.
-    handed_on(caller, |real| unsafe {
+    released(caller, |real| unsafe {
         match real.old.filter(|_| caller.asked().old_abi) {
             Some(old) => (old.dereg_mr)(mr),
             None => (real.library.dereg_mr)(mr),
@@ -182,7 +182,7 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd, caller: usize) -> c_
         });
     });
     // SAFETY: the caller's promises.
-    let status = handed_on(caller, |real| unsafe {
+    let status = released(caller, |real| unsafe {
         match real.old.filter(|_| caller.asked().old_abi) {
             Some(old) => (old.dealloc_pd)(pd),
             None => (real.library.dealloc_pd)(pd),
@@ -199,7 +199,9 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd, caller: usize) -> c_
 pub(crate) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd, caller: usize) {
     // SAFETY: the caller's promises.
     unsafe { domain_of(pd) }.map(Scope::Domain).into_iter().for_each(empty);
-    if let Some(unimport) = guarded(|| real_of(Caller(caller))).and_then(|real| real.unimport_pd) {
+    if let Some(unimport) =
+        guarded(|| real_to_release(Caller(caller))).and_then(|real| real.unimport_pd)
+    {
         // SAFETY: the caller's promises.
         unsafe { unimport(pd) };
     }
@@ -211,7 +213,7 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context, caller: 
     empty(scope);
     forget(scope);
     // SAFETY: the caller's promises.
-    handed_on(caller, |real| unsafe {
+    released(caller, |real| unsafe {
         match real.old.filter(|_| caller.asked().old_abi) {
             Some(old) => (old.close_device)(context),
             None => (real.library.close_device)(context),
@@ -432,6 +434,11 @@ fn forget(scope: Scope) {
 fn handed_on(caller: Caller, call: impl FnOnce(&Real) -> c_int) -> c_int {
     // The search for libibverbs opens files.
     guarded(|| real_of(caller)).map_or_else(refused, |real| call(&real))
+}
+
+/// The same, of a call that only releases.
+fn released(caller: Caller, call: impl FnOnce(&Real) -> c_int) -> c_int {
+    guarded(|| real_to_release(caller)).map_or_else(refused, |real| call(&real))
 }
 
 /// What the kernel says of a region that is not there.

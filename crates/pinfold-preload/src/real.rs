@@ -94,9 +94,15 @@ pub(crate) fn real_of(caller: Caller) -> Option<Real> {
     REAL.get().copied().or_else(|| find(caller))
 }
 
+/// The same, by a call that only releases, which may be the first one: a destructor's. Nothing is noted then. The dynamic
+/// linker has decided what it unmaps before it runs destructors, and unmaps that also where it was opened meanwhile.
+pub(crate) fn real_to_release(caller: Caller) -> Option<Real> {
+    REAL.get().copied().or_else(|| find_and(caller, Source::close))
+}
+
 /// Finds the libibverbs that the program was started with; nothing where the program has its functions itself, and none
-/// stands behind this library: to look further would load one that the program does not use. Later the dynamic linker's lock may be held by a thread that
-/// waits for the one that registers: in a constructor of a library that is being loaded.
+/// stands behind this library: to look further would load one that the program does not use. Later the dynamic linker's
+/// lock may be held by a thread that waits for the one that registers: in a constructor of a library that is being loaded.
 ///
 /// In memory that is there: a block of this library's heap would take a chunk of addresses in every program of verbs, and
 /// another one in its children.
@@ -119,15 +125,21 @@ pub(crate) fn forget_linker_error() {
 
 #[cold]
 fn find(caller: Caller) -> Option<Real> {
-    let found = looked_up(|| {
-        let source = Source::of(caller)?;
-        let functions = source.functions();
-        source.keep_loaded();
-        functions
-    })?;
+    let found = find_and(caller, Source::keep_loaded)?;
     REAL.note(found);
     // Another caller's may have been noted first.
     Some(REAL.get().copied().unwrap_or(found))
+}
+
+/// `end` is what becomes of where it was found.
+#[cold]
+fn find_and(caller: Caller, end: fn(Source)) -> Option<Real> {
+    looked_up(|| {
+        let source = Source::of(caller)?;
+        let functions = source.functions();
+        end(source);
+        functions
+    })
 }
 
 /// What the dynamic linker knows: asked on a stack of this library's. Without memory for one, and under a filter of the

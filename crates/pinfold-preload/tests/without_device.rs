@@ -59,6 +59,8 @@ fn compile_all() -> Option<PathBuf> {
     assert!(compile_with("libfabric.so.1", "without_device/fabric.c", &out.join("fabric"), &[]));
     std::fs::copy(out.join("libfabric.so.1"), out.join(VERSIONED)).unwrap();
     assert!(compile("without_device/weak.c", &out.join("weak"), &[]));
+    assert!(compile_with(BUNDLED, "without_device/closing.c", &out.join("closing.so"), &library));
+    assert!(compile("without_device/rounds.c", &out.join("rounds"), &["-ldl"]));
     assert!(compile("without_device/own.c", &out.join("own"), &["-rdynamic"]));
     let local = ["-shared", "-fPIC", "-Dmain=registers_by_itself"];
     assert!(compile_with(
@@ -173,6 +175,19 @@ fn a_libibverbs_that_a_library_brings_along_for_itself_is_the_one_that_is_called
         let bundled = programs.join(BUNDLED);
         let out = said_by("host", &[&ours], cache, &[bundled.to_str().unwrap()]);
         assert_eq!(out.as_deref(), Some("0 failures\nstays\n"), "{cache}");
+    }
+}
+
+/// The first call is one of a destructor, of a library that the dynamic linker unmaps behind it with its libibverbs.
+#[test]
+fn a_libibverbs_that_goes_with_the_library_whose_destructor_calls_it_is_not_called_again() {
+    let Some(programs) = programs() else { return };
+    let path = programs.join("closing.so");
+    for preloaded in [&[][..], &[&*library()]] {
+        for cache in ["off", "on"] {
+            let out = said_by("rounds", preloaded, cache, &[path.to_str().unwrap()]);
+            assert_eq!(out.as_deref(), Some("done\n"), "{cache}, {preloaded:?}");
+        }
     }
 }
 
