@@ -30,9 +30,11 @@ use libc::{c_char, c_int, c_uint, c_void, size_t};
 use pinfold::registrar::verbs::ffi::{IBV_ACCESS_OPTIONAL_RANGE, ibv_context, ibv_mr, ibv_pd};
 use pinfold_kernel::Errno;
 use pinfold_kernel::errno::{last_errno, set_errno};
-use pinfold_kernel::thread::NotCancelled;
+use pinfold_kernel::process::process_id;
+use pinfold_kernel::thread::{NotCancelled, thread_id};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Of `infiniband/verbs.h`: nothing was changed.
 const IBV_REREG_MR_ERR_INPUT: c_int = -1;
@@ -56,6 +58,7 @@ pub(crate) unsafe extern "C" fn reg_mr(
     access: c_int,
     caller: usize,
 ) -> *mut ibv_mr {
+    begin_early();
     let caller = Caller(caller);
     let request = Request { pd, address, length, flags: access.cast_unsigned() };
     // SAFETY: the caller's promises; the old ABI's structures go to the old ABI's function. The present
@@ -82,6 +85,7 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
     access: c_uint,
     caller: usize,
 ) -> *mut ibv_mr {
+    begin_early();
     let caller = Caller(caller);
     let request = Request { pd, address, length, flags: access };
     // SAFETY: the caller's promises.
@@ -106,6 +110,7 @@ pub(crate) unsafe extern "C" fn reg_mr_iova(
     access: c_int,
     caller: usize,
 ) -> *mut ibv_mr {
+    begin_early();
     let caller = Caller(caller);
     _ = guarded(|| real_of(caller));
     let request = Request { pd, address, length, flags: access.cast_unsigned() };
@@ -225,6 +230,7 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context, caller: 
 /// versions of libibverbs: earlier ones keep the pages from children, those too that a cache still
 /// has registered when the program has long given them back.
 pub(crate) extern "C" fn fork_init(caller: usize) -> c_int {
+    begin_early();
     // To parse what is set takes memory. Where that is missing, and under a filter, nothing is kept.
     let may_parse = || !sandbox::is_the_program_s() && (!environment::is_any_set() || may_keep());
     let may_cache = || may_parse() && Settings::of_process().is_ok_and(|settings| settings.cache);
@@ -253,17 +259,55 @@ pub(crate) unsafe extern "C" fn at_start(
     _: *const *const c_char,
     environment: *const *const c_char,
 ) {
+    // SAFETY: the linker's own array. The program does not run yet, and loading a library later takes what it says of the
+    // environment at that moment.
+    guarded(|| unsafe { begin(environment) });
+}
+
+/// Whether what follows from the start is noted, or is being noted by the first thread.
+static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// Once in the life of a process and its forked children.
+///
+/// # Safety
+///
+/// As for `environment::note_start`.
+unsafe fn begin(environment: *const *const c_char) -> Option<()> {
+    // Relaxed: on the first thread alone, if not as the library is loaded.
+    if HAS_BEGUN.swap(true, Ordering::Relaxed) {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { environment::note_start(environment) };
+    sandbox::note_start();
+    complaint::note_start();
+    main_thread::note_start();
+    process::note_start();
+    find_at_start();
+    report::note_start();
+    Some(())
+}
+
+/// Before a call that asks for settings: a constructor of a library that the program was started with may make it before
+/// this library's own has run. On the first thread alone, which is the one that starts the program; and not once the
+/// program has restricted itself, which may forbid to ask what is noted.
+pub(crate) fn begin_early() {
+    // Relaxed: as in `begin`.
+    if !HAS_BEGUN.load(Ordering::Relaxed) {
+        begin_before_the_start();
+    }
+}
+
+#[cold]
+fn begin_before_the_start() {
+    unsafe extern "C" {
+        static environ: *const *const c_char;
+    }
     guarded(|| {
-        // SAFETY: the linker's own array. The program does not run yet, and loading a library later takes what it says of the
-        // environment at that moment.
-        unsafe { environment::note_start(environment) };
-        sandbox::note_start();
-        complaint::note_start();
-        main_thread::note_start();
-        process::note_start();
-        find_at_start();
-        report::note_start();
-        Some(())
+        let may_begin = !sandbox::is_seen() && thread_id() == process_id();
+        // SAFETY: the C library has set it before any constructor but its own. A thread that a constructor has started must
+        // not change it now, as with every constructor that looks up a variable.
+        may_begin.then(|| unsafe { begin((&raw const environ).read()) }).flatten()
     });
 }
 

@@ -1,4 +1,4 @@
-//! The variables that this library reads, as they were when it was loaded.
+//! The variables that this library reads, as they were when it was loaded, or when a constructor called it before that.
 //!
 //! Later they are the program's: it may change them on one thread while another one registers (a race with each that reads
 //! them), empty its environment, have `environ` point to what is gone, or write over the strings, as programs do that show a

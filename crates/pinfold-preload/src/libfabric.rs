@@ -10,6 +10,7 @@
 #![allow(unsafe_code)]
 
 use crate::caller::Caller;
+use crate::calls::begin_early;
 use crate::complaint::complain;
 use crate::found::Found;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -105,6 +106,7 @@ impl Functions {
 }
 
 fn functions() -> Option<Functions> {
+    begin_early();
     FOUND.get().copied().or_else(find)
 }
 

@@ -61,6 +61,8 @@ fn compile_all() -> Option<PathBuf> {
     assert!(compile("without_device/weak.c", &out.join("weak"), &[]));
     assert!(compile_with(BUNDLED, "without_device/closing.c", &out.join("closing.so"), &library));
     assert!(compile("without_device/rounds.c", &out.join("rounds"), &["-ldl"]));
+    assert!(compile_with(BUNDLED, "without_device/early.c", &out.join("libearly.so"), &library));
+    assert!(compile_with("libearly.so", "without_device/late.c", &out.join("late"), &[]));
     assert!(compile("without_device/own.c", &out.join("own"), &["-rdynamic"]));
     let local = ["-shared", "-fPIC", "-Dmain=registers_by_itself"];
     assert!(compile_with(
@@ -176,6 +178,27 @@ fn a_libibverbs_that_a_library_brings_along_for_itself_is_the_one_that_is_called
         let out = said_by("host", &[&ours], cache, &[bundled.to_str().unwrap()]);
         assert_eq!(out.as_deref(), Some("0 failures\nstays\n"), "{cache}");
     }
+}
+
+/// The constructor of a library that the program was started with runs before this library's own.
+#[test]
+fn what_is_set_counts_for_a_constructor_that_registers_first() {
+    let Some(programs) = programs() else { return };
+    let statistics = programs.join("early.json");
+    let says = |cache| {
+        let mut command = patiently(&programs.join("late"));
+        command.env("PINFOLD_STATISTICS", &statistics).env("PINFOLD_CACHE", cache);
+        let (code, signal, out, errors) = said(&built::output(command, &[&library()], &[]));
+        assert_eq!((code, signal), (Some(0), None), "{cache}");
+        (out, errors)
+    };
+    assert_eq!(says("off"), ("no thread more\n".into(), String::new()));
+    assert!(!statistics.exists());
+    let (out, errors) = says("perhaps");
+    assert!(out == "no thread more\n" && errors.contains("PINFOLD_CACHE"), "{out}{errors}");
+    assert_eq!(says("on"), ("threads\n".into(), String::new()));
+    let line = std::fs::read_to_string(statistics).unwrap();
+    assert!(line.contains("\"hits\":2,"), "{line}");
 }
 
 /// The first call is one of a destructor, of a library that the dynamic linker unmaps behind it with its libibverbs.

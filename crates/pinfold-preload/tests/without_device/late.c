@@ -1,0 +1,8 @@
+/* A program whose library does it all. */
+
+int early_library(void);
+
+int main(void)
+{
+	return early_library();
+}
