@@ -19,7 +19,7 @@ use crate::keeper::Monitored;
 use crate::process::Process;
 use crate::real::{among_loaded, is_foreign, keep_loaded, loaded, looked_up, may_keep};
 use crate::settings::Settings;
-use crate::{apart, environment};
+use crate::{apart, environment, sandbox};
 use libc::{c_int, c_void};
 use pinfold::monitor::libfabric::{FiOpen, import_with};
 use pinfold::{
@@ -130,7 +130,11 @@ fn look_up() -> Option<Functions> {
         return functions_of(libc::RTLD_NEXT);
     }
     let opened = |file: &CStr| if is_libfabric(file) { loaded(file) } else { None };
-    functions_of(among_loaded(opened)?.as_ptr())
+    // The walk takes a lock that a child finds taken for ever, forked beside a thread that loads: where it can, the linker
+    // searches.
+    let handle =
+        if sandbox::is_the_program_s() { among_loaded(opened) } else { loaded(c"libfabric.so.1") };
+    functions_of(handle?.as_ptr())
 }
 
 /// Whether a loaded module is libfabric, told by its file: asked for a name without a path that no module has, the linker
