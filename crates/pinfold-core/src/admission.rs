@@ -12,7 +12,8 @@
 //!
 //! - What costs hardly more to keep than to rent once (by an eighth at most) is kept from the first use.
 //! - A purchase that spared its price at least, by the use for which it was made and the hits behind it, *paid*: then the
-//!   same range is bought again at its next use, as long as each such purchase pays.
+//!   what it spared counts as paid, up to twice its price, so the same range is bought again at its next use, as long as each
+//!   such purchase pays.
 //! - One that spared less was made *in vain*: then rents are paid again, of twice the price if they were paid before that
 //!   purchase as well, and so on up to `MOST_PATIENCE` doublings. A purchase that paid ends that.
 //!
@@ -49,8 +50,12 @@
 //! costs if keeping pays well, near what renting costs if it does not, and at most some twice the best between; the tests
 //! have it.
 //!
-//! **What a life was worth** is told by the hits of its own region, and those are sampled
-//! (`hit_count`): lives of a few more or fewer uses than pay may be taken for the other.
+//! **What a life was worth** is told by the hits of its own region, of which a thousand are counted: where one spares less than a
+//! thousandth of the price, each purchase counts as in vain.
+//!
+//! **Where the bounds do not hold.** Costs are learnt, and change; the bounds are those of costs that stay. Rights that do not
+//! contain each other are registrations of their own, and buy with the rents of the range: twice as much becomes once more for
+//! each. A purchase that the device refuses for want of room counts as one in vain.
 //!
 //! # Bounded memory
 //!
@@ -62,7 +67,6 @@
 
 use crate::AddressRange;
 use crate::chunked::Chunked;
-use std::num::NonZeroU64;
 
 /// Ranges that share a set.
 const WAYS: usize = 8;
@@ -106,7 +110,7 @@ pub enum Verdict {
     Keep,
 }
 
-/// Remembers what ranges have cost that were registered for each use. 80 KiB, a set at a time.
+/// Remembers what ranges have cost that were registered for each use. 112 KiB, a set at a time.
 #[derive(Default, Debug)]
 pub struct Admission {
     sets: Chunked<[Account; WAYS]>,
@@ -118,12 +122,19 @@ struct Account {
     /// `None` if it is free.
     range: Option<AddressRange>,
     paid: u64,
-    /// While the range is kept: the uses, with that for which it was bought, that spare what it cost.
-    pays_with: Option<NonZeroU64>,
+    /// While the range is kept.
+    bought: Option<Purchase>,
     /// How many purchases in a row were in vain, at most `MOST_PATIENCE`.
     patience: u8,
-    /// The purchase before paid.
+    /// The purchase before paid: what it spared is what is paid.
     has_paid: bool,
+}
+
+/// What keeping a range cost, and what each use spares since.
+#[derive(Clone, Copy, Debug)]
+struct Purchase {
+    price: u64,
+    rent: u64,
 }
 
 impl Admission {
@@ -137,20 +148,21 @@ impl Admission {
     ///
     /// After [`Verdict::Keep`], [`end`](Self::end) is to be called when the range is not kept any more.
     pub fn decide(&mut self, range: AddressRange, costs: UseCosts) -> Verdict {
-        let Some(rent) = NonZeroU64::new(costs.rent()) else {
+        let (rent, price) = (costs.rent(), costs.keeping);
+        if rent == 0 {
             return Verdict::RegisterPerUse;
-        };
+        }
         if costs.is_keeping_harmless() {
             return Verdict::Keep;
         }
         let set = self.sets.made(set_of(range), || [Account::FREE; WAYS]);
         let own = set.iter_mut().find(|account| account.range == Some(range));
         let mut account = own.as_deref().copied().unwrap_or(Account::of(range));
-        account.paid = account.paid.saturating_add(rent.get());
-        let price = costs.keeping.saturating_mul(1 << account.patience);
-        let keep = account.has_paid || account.paid > price;
-        let pays_with = NonZeroU64::new(costs.keeping.div_ceil(rent.get()));
-        account.pays_with = if keep { pays_with } else { None };
+        account.paid = account.paid.saturating_add(rent);
+        let keep = account.paid > price.saturating_mul(1 << account.patience);
+        if keep {
+            account.bought = Some(Purchase { price, rent });
+        }
         match own {
             Some(own) => *own = account,
             None => open_account(set, account),
@@ -158,28 +170,29 @@ impl Admission {
         if keep { Verdict::Keep } else { Verdict::RegisterPerUse }
     }
 
-    /// `range` is not kept any more, and `hits` uses have found it so. What was paid is forgotten, and it is noted
-    /// whether keeping it was in vain. Nothing happens for a range that was kept without a verdict.
+    /// `range` is not kept any more, and `hits` uses have found it so: whether keeping it was in vain. What was paid is
+    /// forgotten, and what the uses spared is paid instead, if it is what keeping cost at least. Nothing happens for a range that was kept without a verdict.
     pub fn end(&mut self, range: AddressRange, hits: u64) {
         let Some(set) = self.sets.get_mut(set_of(range)) else { return };
         let Some(account) = set.iter_mut().find(|account| account.range == Some(range)) else {
             return;
         };
-        let Some(pays_with) = account.pays_with.take() else { return };
+        let Some(Purchase { price, rent }) = account.bought.take() else { return };
         // The use for which it was bought would have been rented, too.
-        let pays = hits.saturating_add(1) >= pays_with.get();
-        let was_rented = !account.has_paid;
+        let spared = hits.saturating_add(1).saturating_mul(rent);
+        let (pays, was_rented) = (spared >= price, !account.has_paid);
         account.patience = match pays {
             false if was_rented => (account.patience + 1).min(MOST_PATIENCE),
             _ => 0,
         };
         account.has_paid = pays;
-        account.paid = 0;
+        // Twice the price, for what is to be bought may have become dearer; not more, so that the poor of a set are seen.
+        account.paid = if pays { spared.min(price.saturating_mul(2)) } else { 0 };
     }
 }
 
 impl Account {
-    const FREE: Self = Self { range: None, paid: 0, pays_with: None, patience: 0, has_paid: false };
+    const FREE: Self = Self { range: None, paid: 0, bought: None, patience: 0, has_paid: false };
 
     const fn of(range: AddressRange) -> Self {
         Self { range: Some(range), ..Self::FREE }
@@ -558,6 +571,50 @@ mod tests {
             number % (3 * SETS) == 0 && keeps(often)
         });
         assert!(kept);
+    }
+
+    /// As many ranges as share a set, whose lives all pay, and others that are used once between them.
+    #[test]
+    fn ranges_that_are_used_once_take_little_of_what_others_have_paid() {
+        let costs = UseCosts { per_use: 1_001, hit: 1, keeping: 9_000 };
+        let mut pages = (0..).map(page).filter(|&range| set_of(range) == set_of(page(0)));
+        let often: Vec<_> = pages.by_ref().take(WAYS).collect();
+        let mut admission = Admission::new();
+        let life = |admission: &mut Admission, range| {
+            let uses = (1..).find(|_| admission.decide(range, costs) == Verdict::Keep);
+            admission.end(range, 100);
+            uses.unwrap()
+        };
+        assert!(often.iter().all(|&range| life(&mut admission, range) == 10));
+        for once in pages.take(100) {
+            assert_eq!(admission.decide(once, costs), Verdict::RegisterPerUse);
+            assert!(often.iter().all(|&range| life(&mut admission, range) == 1));
+        }
+    }
+
+    #[test]
+    fn what_a_cheap_purchase_spared_pays_for_no_dear_one() {
+        let copied = UseCosts { per_use: 12, hit: 2, keeping: 50 };
+        let registered = UseCosts { per_use: 8_000, hit: 300, keeping: 370_000 };
+        let mut admission = Admission::new();
+        assert!((0..10).any(|_| admission.decide(page(0), copied) == Verdict::Keep));
+        admission.end(page(0), 12);
+        assert_eq!(admission.decide(page(0), registered), Verdict::RegisterPerUse);
+    }
+
+    /// As rights that the one kept has not are asked for, when that has become dearer.
+    #[test]
+    fn what_was_bought_is_judged_whatever_is_asked_for_meanwhile() {
+        let costs = UseCosts { per_use: 1_100, hit: 100, keeping: 10_000 };
+        let mut admission = Admission::new();
+        let mut uses_until_kept = || {
+            let uses = (1..).find(|_| admission.decide(page(0), costs) == Verdict::Keep);
+            let dearer = UseCosts { keeping: 1_000_000, ..costs };
+            assert_eq!(admission.decide(page(0), dearer), Verdict::RegisterPerUse);
+            admission.end(page(0), 0);
+            uses
+        };
+        assert_eq!([0; 3].map(|_| uses_until_kept()), [Some(11), Some(21), Some(41)]);
     }
 
     #[test]

@@ -19,8 +19,7 @@
 use crate::abandoned::{Abandoned, Below};
 use crate::arena::Arena;
 use crate::barrier::Barriers;
-use crate::hit_count::HitCount;
-use crate::sync::{self, AtomicUsize, Mutex, Ordering, lock, thread_local};
+use crate::sync::{self, AtomicU64, AtomicUsize, Mutex, Ordering, lock, thread_local};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -42,7 +41,7 @@ const EMPTY: usize = 0;
 #[repr(align(128))]
 pub(crate) struct Record {
     slots: [AtomicUsize; SLOTS],
-    hits: HitCount,
+    hits: AtomicU64,
     /// While no thread has it.
     below: Below,
 }
@@ -50,7 +49,19 @@ pub(crate) struct Record {
 impl Record {
     fn new() -> Self {
         let slots = std::array::from_fn(|_| AtomicUsize::new(EMPTY));
-        Self { slots, hits: HitCount::new(), below: Below::nothing() }
+        Self { slots, hits: AtomicU64::new(0), below: Below::nothing() }
+    }
+
+    fn hits(&self) -> u64 {
+        // Relaxed: a sum of counters is no more exact than the moment it is taken in.
+        self.hits.load(Ordering::Relaxed)
+    }
+
+    /// Counts a hit of the owner.
+    #[inline]
+    fn count_hit(&self) {
+        // Relaxed, load and store: the owner alone writes, others only add it up.
+        self.hits.store(self.hits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 }
 
@@ -72,10 +83,10 @@ impl<'d> Slot<'d> {
         Hazard { slot: self.slot }
     }
 
-    /// Counts a hit of this thread; whether it is a sample.
-    #[inline(always)]
-    pub(crate) fn count_hit(self) -> bool {
-        self.record.hits.count()
+    /// Counts a hit of this thread.
+    #[inline]
+    pub(crate) fn count_hit(self) {
+        self.record.count_hit();
     }
 }
 
@@ -286,7 +297,7 @@ impl Hazards {
 
     /// The hits of all threads, ended ones included.
     pub(crate) fn hits(&self) -> u64 {
-        self.domain.made_records().map(|record| record.hits.hits()).sum()
+        self.domain.made_records().map(Record::hits).sum()
     }
 }
 
@@ -715,7 +726,10 @@ mod tests {
         hazards.slot().unwrap().count_hit();
         let held = hazards.slot().unwrap().protect(&0_u64);
         std::thread::scope(|scope| {
-            scope.spawn(|| [1, 2].map(|_| hazards.slot().unwrap().count_hit())).join().unwrap();
+            scope
+                .spawn(|| (0..2).for_each(|_| hazards.slot().unwrap().count_hit()))
+                .join()
+                .unwrap();
         });
         held.clear();
         assert_eq!(hazards.hits(), 3);

@@ -13,8 +13,7 @@
 //! - what a monitor cannot see is registered anew for each use.
 //!
 //! [`Cache::get`] turns a range into a [`Lease`]: a hit takes no lock and writes to no memory that
-//! another thread writes, but for a mark in the region now and then (behind a miss, and for the first thousand samples of its
-//! hits). [`Registrar`] is what a device must offer, [`Monitor`] what a source of
+//! another thread writes, but for a mark in the region now and then (behind a miss, and for the first thousand of its hits). [`Registrar`] is what a device must offer, [`Monitor`] what a source of
 //! events must promise. The crate `pinfold` has both for Linux and is what programs use.
 //!
 //! What blocks what: no thread waits for a registration but those that want the same bytes from it.
@@ -28,7 +27,7 @@
 //! - interfaces: `monitor`, `registrar` (unsafe traits: what is registered, watched or suspended otherwise than said is a
 //!   stale transfer), `several` (devices as one), `error`, `budget` (the seam to shared budgets)
 //! - memory and threads: `schedule`, `sync` (the switches to shuttle and loom), `first_made` (values of the whole process,
-//!   which no forked child waits for), `arena`, `chunked`, `slots`, `queue`, `barrier`, `abandoned`, `hit_count`, `hazard`, `holds` (of the lock,
+//!   which no forked child waits for), `arena`, `chunked`, `slots`, `queue`, `barrier`, `abandoned`, `hazard`, `holds` (of the lock,
 //!   measured by the bench), `magazines` (a thread's cache of a pool)
 //! - parts of monitors: `stamped`, `standing`, `change_log`, `change_marks`, `pending_changes`, `combination`
 //! - words of the cache: `config`, `statistics`
@@ -71,7 +70,6 @@ mod followed_ranges;
 pub mod foreign;
 mod get;
 mod hazard;
-mod hit_count;
 #[doc(hidden)]
 pub mod holds;
 mod index;

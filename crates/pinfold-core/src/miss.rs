@@ -16,7 +16,6 @@ use crate::error::{Exhausted, GetError, Limit, PerUse};
 use crate::events::Checkup;
 use crate::flight::{Flight, Landing};
 use crate::foreign::ForeignPart;
-use crate::hit_count::is_sample;
 use crate::index::{BlockWalk, can_hold};
 use crate::lease::Lease;
 use crate::monitor::{Forked, Lost, Monitor, Sequence, Watch};
@@ -393,9 +392,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         }
         region.touch(tick);
         writer.counts.hits += 1;
-        if is_sample(writer.counts.hits) {
-            region.note_sample();
-        }
+        region.count_hit();
         let pin = self.0.pin(writer, region);
         Some(Lease::of_cached(self.0, region, pin, want.range))
     }
@@ -516,6 +513,9 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         if attempt.past_budget {
             return Some(PerUse::Full);
         }
+        if let Some(why) = self.per_use_by_rights(want) {
+            return Some(why);
+        }
         match attempt.begun.uses {
             Uses::One => Some(PerUse::Asked),
             Uses::Unknown if !want.terms.vouched => {
@@ -564,9 +564,8 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
 
     /// Why a registration of `range`, begun now, must not be kept.
     pub(crate) fn per_use(self, want: &Want, range: AddressRange) -> Option<PerUse> {
-        let access = want.terms.access;
-        if access.is_remote() && !self.0.config.cache_remote {
-            return Some(PerUse::Remote(access));
+        if let Some(why) = self.per_use_by_rights(want) {
+            return Some(why);
         }
         if !can_hold(range) {
             return Some(PerUse::Unindexed);
@@ -577,6 +576,12 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             Watch::Uncovered(why) => Some(PerUse::Uncovered(why)),
             Watch::Covered => self.0.monitor.change_pending(range).then_some(PerUse::ChangePending),
         }
+    }
+
+    /// What is never kept has no part in what its pages were paid for: local uses of the same range are.
+    fn per_use_by_rights(self, want: &Want) -> Option<PerUse> {
+        let access = want.terms.access;
+        (access.is_remote() && !self.0.config.cache_remote).then_some(PerUse::Remote(access))
     }
 
     /// A free place of the region arena. `None` when four billion are in use.
@@ -646,7 +651,10 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         needless.sort_unstable();
         needless.dedup();
         for &number in &needless {
-            self.0.note_kept_no_more(writer, number);
+            // One of the same range, with fewer rights, gives its account over to the new one.
+            if self.0.region(number).and_then(Region::range) != Some(flight.range) {
+                self.0.note_kept_no_more(writer, number);
+            }
             self.0.unpublish(writer, number, Lists::supersede);
         }
         writer.counts.superseded += needless.len() as u64;

@@ -23,11 +23,11 @@ pub(crate) use state::{List, Outside, State};
 
 use crate::error::GetError;
 use crate::hazard::Findable;
-use crate::hit_count::hits_for;
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, UnsafeCell};
+use crate::sync::{AtomicU64, AtomicUsize, Ordering, UnsafeCell};
 use crate::unapplied::ChangeCount;
 use crate::{Access, AddressRange};
 use std::mem::MaybeUninit;
+use std::sync::atomic::AtomicU32;
 
 /// Rights of a region and whether a caller vouches for it, as one byte of its state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,8 +139,9 @@ impl From<&Want> for Ask {
     }
 }
 
-/// With thousands of hits any purchase has paid: per hit, what it cost is less than a clock tells.
-const MOST_SAMPLES: u32 = 1_024;
+/// So many hits of a region are counted: as many as keeping it must spare to have paid, but where each spares next to
+/// nothing.
+const MOST_HITS: u32 = 1_024;
 
 /// One place for a region.
 ///
@@ -159,8 +160,9 @@ pub(crate) struct Region<H> {
     mark: AtomicU64,
     /// The place's number in the arena.
     pub(crate) number: u32,
-    /// Samples of its hits, up to [`MOST_SAMPLES`].
-    samples: AtomicU32,
+    /// How many hits it had, up to [`MOST_HITS`]. The standard library's: nothing is proved with it, and a model of the
+    /// others need not try what each thread reads here.
+    hits: AtomicU32,
     handle: UnsafeCell<MaybeUninit<H>>,
 }
 
@@ -188,7 +190,7 @@ impl<H: Copy> Region<H> {
             used: AtomicU64::new(0),
             mark: AtomicU64::new(0),
             number,
-            samples: AtomicU32::new(0),
+            hits: AtomicU32::new(0),
             handle: UnsafeCell::new(MaybeUninit::uninit()),
         }
     }
@@ -212,7 +214,7 @@ impl<H: Copy> Region<H> {
         self.start.store(range.start(), Ordering::Relaxed);
         self.end.store(range.end(), Ordering::Relaxed);
         self.used.store(tick, Ordering::Relaxed);
-        self.samples.store(0, Ordering::Relaxed);
+        self.hits.store(0, Ordering::Relaxed);
         let state = self.state.load(Ordering::Relaxed) & 0xff;
         let terms = u64::from(terms.bits());
         self.state.store(born.bits() << 16 | terms << 8 | state, Ordering::Relaxed);
@@ -315,23 +317,19 @@ impl<H: Copy> Region<H> {
         }
     }
 
-    /// Notes a hit that is a sample. No more than [`MOST_SAMPLES`], so that steady hits on one region write no line that
-    /// others read.
-    #[inline]
-    pub(crate) fn note_sample(&self) {
-        // Relaxed, load and store: an estimate, to which a sample that another thread takes at once may be lost.
-        let samples = self.samples.load(Ordering::Relaxed);
-        if samples < MOST_SAMPLES {
-            self.samples.store(samples + 1, Ordering::Relaxed);
+    /// Counts a hit. No more than [`MOST_HITS`], so that steady hits on one region write no line that others read.
+    #[inline(always)]
+    pub(crate) fn count_hit(&self) {
+        // Relaxed, load and store: an estimate, to which a hit that another thread counts at once may be lost.
+        let hits = self.hits.load(Ordering::Relaxed);
+        if hits < MOST_HITS {
+            self.hits.store(hits + 1, Ordering::Relaxed);
         }
     }
 
-    /// About how many hits the region had since it was registered; without end if there were thousands.
+    /// How many hits the region had since it was registered, as far as they were counted.
     pub(crate) fn hits(&self) -> u64 {
-        match self.samples.load(Ordering::Relaxed) {
-            MOST_SAMPLES.. => u64::MAX,
-            samples => hits_for(samples),
-        }
+        self.hits.load(Ordering::Relaxed).into()
     }
 
     /// The tick of the last lease.
@@ -394,12 +392,10 @@ mod tests {
     #[test]
     fn hits_are_those_since_the_registration_and_no_more_are_written_than_tell() {
         let region = Region::new(0);
-        (0..10).for_each(|_| region.note_sample());
-        assert_eq!(region.hits(), hits_for(10));
-        (0..MOST_SAMPLES).for_each(|_| region.note_sample());
-        // Relaxed: one thread.
-        assert_eq!(region.samples.load(Ordering::Relaxed), MOST_SAMPLES);
-        assert_eq!(region.hits(), u64::MAX);
+        (0..10).for_each(|_| region.count_hit());
+        assert_eq!(region.hits(), 10);
+        (0..2 * MOST_HITS).for_each(|_| region.count_hit());
+        assert_eq!(region.hits(), MOST_HITS.into());
         let wanted = want(0x1000, 0x2000, Access::READ);
         // SAFETY: a free place, and no other thread.
         unsafe { region.fill(wanted, ChangeCount::default(), 1, 42_u32) };

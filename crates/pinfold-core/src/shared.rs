@@ -204,14 +204,6 @@ macro_rules! operations {
 }
 pub(crate) use operations;
 
-/// Counts a hit of the calling thread, and in the region if it is a sample.
-#[inline(always)]
-fn count_hit<H: Copy>(slot: Slot<'_>, region: &Region<H>) {
-    if slot.count_hit() {
-        region.note_sample();
-    }
-}
-
 /// A region that was live when it was looked at, behind its hazard.
 #[derive(Clone, Copy)]
 pub(crate) struct Hit<'c, H> {
@@ -310,7 +302,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         if let Some(region) = entry.map(|entry| self.index.place(entry)).filter(|it| it.is_live())
             && let Some(hit) = self.try_protect(slot, region, ask)
         {
-            count_hit(slot, region);
+            slot.count_hit();
+            region.count_hit();
             return Some(hit);
         }
         self.search(ask.start, ask.length, ask.terms)
@@ -339,7 +332,8 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ) -> Option<Hit<'c, R::Handle>> {
         let slot = self.hazards.slot()?;
         let hit = self.try_protect(slot, region, ask)?;
-        count_hit(slot, region);
+        slot.count_hit();
+        region.count_hit();
         Some(hit)
     }
 

@@ -6,7 +6,7 @@
 mod common;
 
 use common::{Rig, Setup, pages};
-use pinfold_core::{Clock, Config, GetError, Keep, PerUse, Uncovered, UseCosts, WhenFull};
+use pinfold_core::{Access, Clock, Config, GetError, Keep, PerUse, Uncovered, UseCosts, WhenFull};
 use pinfold_sim::Moment;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -118,6 +118,35 @@ fn the_hits_of_another_range_pay_for_nothing() {
     }
     let bought = rig.monitor.watch_calls() - bought_before;
     assert!((10..=16).contains(&bought), "{bought}");
+}
+
+/// What is never kept, because a peer may use it, says nothing of whether local uses pay.
+#[test]
+fn uses_by_a_peer_end_nothing_that_is_kept() {
+    let rig = rig_with(by_default());
+    let access = Access::READ | Access::REMOTE_READ;
+    for uses in [Some(USES_UNTIL_KEPT), Some(1), Some(1)] {
+        assert_eq!(uses_until_kept(&rig, 100), uses);
+        for _ in 0..50 {
+            assert_eq!(
+                rig.get(pages(1, 1), access).unwrap().per_use(),
+                Some(PerUse::Remote(access))
+            );
+            assert!(rig.lease(pages(1, 1)).is_cached());
+        }
+        rig.reallocate(pages(1, 1));
+    }
+}
+
+/// A registration with more rights takes the place of one of the same range, with its account.
+#[test]
+fn more_rights_are_judged_by_their_own_hits() {
+    let rig = rig_with(by_default());
+    assert_eq!(uses_until_kept(&rig, 100), Some(USES_UNTIL_KEPT));
+    let writes = || rig.get(pages(1, 1), Access::READ_WRITE).unwrap().is_cached();
+    assert!((0..100).all(|_| writes()));
+    rig.reallocate(pages(1, 1));
+    assert!(writes(), "kept from the first use");
 }
 
 #[test]

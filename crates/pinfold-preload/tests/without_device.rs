@@ -59,6 +59,8 @@ fn compile_all() -> Option<PathBuf> {
     assert!(compile_with("libfabric.so.1", "without_device/fabric.c", &out.join("fabric"), &[]));
     std::fs::copy(out.join("libfabric.so.1"), out.join(VERSIONED)).unwrap();
     assert!(compile("without_device/weak.c", &out.join("weak"), &[]));
+    let threads = ["-lpthread", "-ldl"];
+    assert!(compile("without_device/children.c", &out.join("children"), &threads));
     assert!(compile_with(BUNDLED, "without_device/closing.c", &out.join("closing.so"), &library));
     assert!(compile("without_device/rounds.c", &out.join("rounds"), &["-ldl"]));
     assert!(compile_with(BUNDLED, "without_device/early.c", &out.join("libearly.so"), &library));
@@ -279,6 +281,17 @@ fn a_libfabric_that_is_not_there_is_missed_without_opening_a_file() {
     assert_eq!(says(&[]).as_deref(), Some("none\n"));
     let absent = -libc::ENOSYS;
     assert_eq!(says(&[&library()]), Some(format!("{absent}\n{absent}\n")));
+}
+
+/// The dynamic linker's locks are as they were in the parent, where another thread may have held them.
+#[test]
+fn children_forked_beside_a_thread_that_loads_libraries_miss_libfabric() {
+    let Some(programs) = programs() else { return };
+    let loaded = programs.join("tls0.so");
+    let says =
+        |preloaded: &[&Path]| said_by("children", preloaded, "on", &[loaded.to_str().unwrap()]);
+    assert_eq!(says(&[]).as_deref(), Some("all ended\n"));
+    assert_eq!(says(&[&library()]).as_deref(), Some("all ended\n"));
 }
 
 /// Behind this library there may be one that has `fi_fabric` alone: the other functions are libfabric's.
