@@ -300,14 +300,15 @@ pub(crate) fn begin_early() {
 
 #[cold]
 fn begin_before_the_start() {
+    // By the name that is the C library's own: `environ` may be a variable of the program's.
     unsafe extern "C" {
-        static environ: *const *const c_char;
+        static __environ: *const *const c_char;
     }
     guarded(|| {
         let may_begin = !sandbox::is_seen() && thread_id() == process_id();
         // SAFETY: the C library has set it before any constructor but its own. A thread that a constructor has started must
         // not change it now, as with every constructor that looks up a variable.
-        may_begin.then(|| unsafe { begin((&raw const environ).read()) }).flatten()
+        may_begin.then(|| unsafe { begin((&raw const __environ).read()) }).flatten()
     });
 }
 
