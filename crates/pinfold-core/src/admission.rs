@@ -11,9 +11,9 @@
 //! Two things are added, because most programs are no adversaries:
 //!
 //! - What costs hardly more to keep than to rent once (by an eighth at most) is kept from the first use.
-//! - A purchase that spared its price at least, by the use for which it was made and the hits behind it, *paid*: then the
-//!   what it spared counts as paid, up to twice its price, so the same range is bought again at its next use, as long as each
-//!   such purchase pays.
+//! - A purchase that spared its price at least, by the use for which it was made and the hits behind it, *paid*: what
+//!   it spared, up to twice its price, counts as paid then, so the same range is bought again at its next use, as long as
+//!   each such purchase pays.
 //! - One that spared less was made *in vain*: then rents are paid again, of twice the price if they were paid before that
 //!   purchase as well, and so on up to `MOST_PATIENCE` doublings. A purchase that paid ends that.
 //!
@@ -171,7 +171,8 @@ impl Admission {
     }
 
     /// `range` is not kept any more, and `hits` uses have found it so: whether keeping it was in vain. What was paid is
-    /// forgotten, and what the uses spared is paid instead, if it is what keeping cost at least. Nothing happens for a range that was kept without a verdict.
+    /// forgotten, and what the uses spared is paid instead, if it is what keeping cost at least. Nothing happens for a
+    /// range that was kept without a verdict.
     pub fn end(&mut self, range: AddressRange, hits: u64) {
         let Some(set) = self.sets.get_mut(set_of(range)) else { return };
         let Some(account) = set.iter_mut().find(|account| account.range == Some(range)) else {
@@ -386,6 +387,13 @@ mod tests {
         bills
     }
 
+    /// What `lives` of one range cost that have `uses` each.
+    fn follow_alike(uses: usize, lives: usize, costs: UseCosts) -> Bill {
+        let life = std::iter::repeat_n(Step::Use(0), uses).chain([Step::Change(0)]);
+        let steps: Vec<_> = std::iter::repeat_n(life, lives).flatten().collect();
+        follow(&steps, 1, costs).remove(0)
+    }
+
     fn ratio(bill: &Bill, costs: UseCosts) -> f64 {
         bill.ours as f64 / bill.best_with_this_life(costs) as f64
     }
@@ -447,9 +455,7 @@ mod tests {
             uses in 1..200_usize,
             costs in any_costs(),
         ) {
-            let life = std::iter::repeat_n(Step::Use(0), uses).chain([Step::Change(0)]);
-            let steps: Vec<_> = std::iter::repeat_n(life, 4_000 / uses).flatten().collect();
-            let bill = &follow(&steps, 1, costs)[0];
+            let bill = &follow_alike(uses, 4_000 / uses, costs);
             prop_assert!(ratio(bill, costs) <= 2.25, "{}", ratio(bill, costs));
         }
 
@@ -460,9 +466,7 @@ mod tests {
             rent in 1_000..5_000_u64,
         ) {
             let costs = UseCosts { per_use: rent + 300, hit: 300, keeping: 9 * rent };
-            let life = std::iter::repeat_n(Step::Use(0), uses).chain([Step::Change(0)]);
-            let steps: Vec<_> = std::iter::repeat_n(life, 100).flatten().collect();
-            let bill = &follow(&steps, 1, costs)[0];
+            let bill = &follow_alike(uses, 100, costs);
             prop_assert!(ratio(bill, costs) < 1.02, "{}", ratio(bill, costs));
         }
 
@@ -473,9 +477,7 @@ mod tests {
             rent in 1_000..5_000_u64,
         ) {
             let costs = UseCosts { per_use: rent + 300, hit: 300, keeping: 10 * rent };
-            let life = std::iter::repeat_n(Step::Use(0), uses).chain([Step::Change(0)]);
-            let steps: Vec<_> = std::iter::repeat_n(life, 1_000).flatten().collect();
-            let bill = &follow(&steps, 1, costs)[0];
+            let bill = &follow_alike(uses, 1_000, costs);
             let more = bill.ours as f64 / bill.rented as f64;
             prop_assert!(more < 1.14, "{more}");
         }
@@ -485,9 +487,7 @@ mod tests {
     #[test]
     fn the_use_for_which_it_is_bought_pays_for_it() {
         let costs = UseCosts { per_use: 6_981, hit: 1, keeping: 369_941 };
-        let life = std::iter::repeat_n(Step::Use(0), 107).chain([Step::Change(0)]);
-        let steps: Vec<_> = std::iter::repeat_n(life, 37).flatten().collect();
-        let bill = &follow(&steps, 1, costs)[0];
+        let bill = &follow_alike(107, 37, costs);
         assert!(ratio(bill, costs) <= 2.0, "{}", ratio(bill, costs));
     }
 
