@@ -10,19 +10,15 @@
 
 #include "../check.h"
 
+#include "filter.h"
 #include "verbs.h"
 #include <dlfcn.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <malloc.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 
 #define TAKE(name) __typeof__(&ibv_##name) name = (__typeof__(&ibv_##name))dlsym(handle, "ibv_" #name)
 
@@ -63,23 +59,20 @@ static void leave_no_addresses(size_t stock)
 			;
 }
 
-#define ON(number, action) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, action)
-
 static void restrict_itself(void)
 {
 	static struct sock_filter rules[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		NUMBER,
 		ON(SYS_mmap, SECCOMP_RET_KILL_PROCESS),
 		ON(SYS_munmap, SECCOMP_RET_KILL_PROCESS),
 		ON(SYS_rt_sigprocmask, SECCOMP_RET_KILL_PROCESS),
 		ON(SYS_openat, SECCOMP_RET_KILL_PROCESS),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+		OTHERWISE(SECCOMP_RET_ALLOW),
 	};
-	struct sock_fprog program = { sizeof(rules) / sizeof(*rules), rules };
 
 	CHECK(mallopt(M_TRIM_THRESHOLD, 1 << 30) && mallopt(M_MMAP_THRESHOLD, 1 << 25));
 	free(malloc(1 << 20));
-	CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+	filter(rules, LENGTH(rules), 1);
 }
 
 /* By the name that a program finds. */

@@ -5,6 +5,7 @@
  */
 
 #include "../check.h"
+#include "filter.h"
 #include "verbs.h"
 #include <dirent.h>
 #include <dlfcn.h>
@@ -12,8 +13,6 @@
 #include <fcntl.h>
 #include <link.h>
 #include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 #include <malloc.h>
 #include <mqueue.h>
@@ -68,26 +67,11 @@ static void begin(void)
 	memory = map();
 }
 
-static void filter(struct sock_filter *rules, size_t count, int by_prctl)
-{
-	struct sock_fprog program = { count, rules };
-
-	CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-	if (by_prctl)
-		CHECK(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
-	else
-		CHECK(!syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program));
-}
-
 #ifdef __aarch64__
 #define RESULT regs[0]
 #else
 #define RESULT gregs[REG_RAX]
 #endif
-#define NUMBER BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))
-#define ON(number, action) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, action)
-#define OTHERWISE(action) BPF_STMT(BPF_RET | BPF_K, action)
-#define LENGTH(array) (sizeof(array) / sizeof(*(array)))
 
 /* As a container does it: the program begins under a filter. */
 static void begin_again_in_a_container(const char *name)
