@@ -10,22 +10,11 @@
 //! - **Which ABI?** Programs linked before 2007 ask for version `IBVERBS_1.0`, with other
 //!   structures. A library without versions, as this one, serves every version asked for.
 //! - **Which `fi_fabric`?** The same for programs that were linked with libfabric 1.0.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to have the dynamic linker find a module, or list what is loaded; it keeps the list
-//! unchanged while it runs the callback.
 
-#![allow(unsafe_code)]
-#![allow(clippy::cast_possible_truncation)] // addresses have 64 bits here, see `lib.rs`
-
-use crate::elf::{Dynamic, Tables, Wanted};
-use libc::{Elf64_Phdr, PT_DYNAMIC, PT_LOAD, c_char, c_int, c_void, dl_phdr_info, size_t};
-use pinfold_kernel::symbols;
+use crate::elf::Wanted;
+use crate::modules::{Whose, look_around};
 use std::ffi::CStr;
-use std::mem::MaybeUninit;
-use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An address behind a call of one of the exported functions; 0 where it is not known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,7 +61,7 @@ impl Caller {
     fn examine(self) -> Asked {
         let mut asked = Asked::default();
         let found = look_around(self.0, &mut |wanted| asked.note(wanted));
-        Asked { is_us: found == Some(Module::Ours), ..asked }
+        Asked { is_us: found == Some(Whose::Ours), ..asked }
     }
 }
 
@@ -109,144 +98,9 @@ impl Asked {
     }
 }
 
-/// The module whose code lies at an address.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Module {
-    Ours,
-    Other,
-}
-
-/// Calls `note` with every symbol that the module around `address` wants from others. `None` if
-/// there is no module.
-fn look_around(address: usize, note: &mut dyn FnMut(Wanted<'_>)) -> Option<Module> {
-    let find = FIND_OBJECT.load(Ordering::Relaxed);
-    if find.is_null() {
-        return search_around(address, note);
-    }
-    // SAFETY: the C library's function of that name, which has this type, and is there as long as the process.
-    let find = unsafe { std::mem::transmute::<*mut c_void, FindObject>(find) };
-    look_up(find, address, note)
-}
-
-/// Of the GNU C library since 2.35: finds the module around an address, without a lock.
-type FindObject = unsafe extern "C" fn(*mut c_void, *mut FoundObject) -> c_int;
-
-/// Null where it was not found. Relaxed: code that was there before.
-static FIND_OBJECT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-
-/// `struct dl_find_object`, and room for what later versions may add.
-#[repr(C)]
-struct FoundObject {
-    flags: u64,
-    start: usize,
-    end: usize,
-    module: *const LoadedModule,
-    rest: [u64; 28],
-}
-
-/// The beginning of `struct link_map`.
-#[repr(C)]
-struct LoadedModule {
-    base: usize,
-    name: *const c_char,
-    dynamic: *const Dynamic,
-}
-
-/// Looks for the function that finds modules without the dynamic linker's lock, which a forked child may find taken for
-/// ever, and a thread held by another one that waits for it.
-pub(crate) fn find_at_start() {
-    let found = symbols::address(c"_dl_find_object");
-    FIND_OBJECT.store(found.map_or(ptr::null_mut(), NonNull::as_ptr), Ordering::Relaxed);
-}
-
-fn look_up(find: FindObject, address: usize, note: &mut dyn FnMut(Wanted<'_>)) -> Option<Module> {
-    let mut found = MaybeUninit::<FoundObject>::zeroed();
-    // SAFETY: the structure has room for the answer, and zeros are a value of it. The module of the code that called this
-    // library is loaded for as long as the call lasts; one without a table of the linker's has a null pointer.
-    unsafe {
-        if find(ptr::without_provenance_mut(address), found.as_mut_ptr()) != 0 {
-            return None;
-        }
-        let FoundObject { start, end, module, .. } = found.assume_init();
-        let module = module.as_ref()?;
-        if !module.dynamic.is_null() {
-            Tables::of(module.base, module.dynamic).wanted(note);
-        }
-        let is_ours = (start..end).contains(&(look_around as fn(_, _) -> _ as usize));
-        Some(if is_ours { Module::Ours } else { Module::Other })
-    }
-}
-
-/// The same by a walk through all modules, under the dynamic linker's lock.
-fn search_around(address: usize, note: &mut dyn FnMut(Wanted<'_>)) -> Option<Module> {
-    let mut search = Search { address, note, found: None };
-    // SAFETY: the callback gets `search` back as its argument, and only during this call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    search.found
-}
-
-struct Search<'s> {
-    address: usize,
-    note: &'s mut dyn FnMut(Wanted<'_>),
-    found: Option<Module>,
-}
-
-/// Looks whether this is the module, and at what it wants.
-///
-/// # Safety
-///
-/// Called by `dl_iterate_phdr` with a [`Search`] as its argument.
-unsafe extern "C" fn visit(info: *mut dl_phdr_info, _: size_t, search: *mut c_void) -> c_int {
-    // SAFETY: the linker describes a loaded module, which it keeps loaded during the call; the
-    // argument is the search.
-    unsafe {
-        let search = &mut *search.cast::<Search<'_>>();
-        let info = &*info;
-        let base = info.dlpi_addr as usize;
-        let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
-        let is_around = |address| headers.iter().any(|header| holds(base, header, address));
-        if !is_around(search.address) {
-            return 0;
-        }
-        let ours = is_around(look_around as fn(_, _) -> _ as usize);
-        search.found = Some(if ours { Module::Ours } else { Module::Other });
-        if let Some(header) = headers.iter().find(|header| header.p_type == PT_DYNAMIC) {
-            let dynamic = base.wrapping_add(header.p_vaddr as usize) as *const Dynamic;
-            Tables::of(base, dynamic).wanted(&mut *search.note);
-        }
-        1
-    }
-}
-
-fn holds(base: usize, header: &Elf64_Phdr, address: usize) -> bool {
-    let start = base.wrapping_add(header.p_vaddr as usize);
-    header.p_type == PT_LOAD && address.wrapping_sub(start) < header.p_memsz as usize
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// One without the linker's lock, and one with it.
-    #[test]
-    fn both_ways_find_the_same() {
-        find_at_start();
-        let is_there = symbols::address(c"_dl_find_object").is_some();
-        assert_eq!(FIND_OBJECT.load(Ordering::Relaxed).is_null(), !is_there);
-        type Look = fn(usize, &mut dyn FnMut(Wanted<'_>)) -> Option<Module>;
-        let by = |look: Look, address| {
-            let mut wanted = Vec::new();
-            let found = look(address, &mut |Wanted { name, version }| {
-                wanted.push((name.to_owned(), version.map(CStr::to_owned)));
-            });
-            (found, wanted)
-        };
-        let here = both_ways_find_the_same as fn() as usize;
-        for address in [here, libc::getpid as *const () as usize, 1] {
-            assert_eq!(by(look_around, address), by(search_around, address), "{address:#x}");
-        }
-        assert!(by(look_around, here).1.len() > 10 && by(look_around, 1).0.is_none());
-    }
 
     #[test]
     fn an_unknown_caller_asked_for_nothing() {
@@ -255,18 +109,8 @@ mod tests {
     }
 
     #[test]
-    fn a_module_s_relocations_name_what_it_wants_and_in_which_version() {
-        let mut versions = Vec::new();
-        let here = an_unknown_caller_asked_for_nothing as fn() as usize;
-        let found = look_around(here, &mut |wanted| {
-            // No sanitizer brings a function of this name along.
-            if wanted.name == c"__errno_location" {
-                versions.push(wanted.version.expect("a version").to_owned());
-            }
-        });
-        let version = versions.first().expect("this program calls the C library");
-        assert!(version.to_bytes().starts_with(b"GLIBC_"), "{version:?}");
-        assert_eq!(found, Some(Module::Ours));
+    fn what_calls_from_here_is_this_library() {
+        let here = what_calls_from_here_is_this_library as fn() as usize;
         assert_eq!(Caller(here).asked(), Asked { is_us: true, ..Asked::default() });
     }
 

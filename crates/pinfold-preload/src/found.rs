@@ -21,12 +21,14 @@ impl<T> Found<T> {
         self.value.get()
     }
 
-    /// The first value stays.
-    pub(crate) fn note(&self, value: T) {
+    /// The first value stays. Whether this is it.
+    pub(crate) fn note(&self, value: T) -> bool {
         // Relaxed: says only which thread sets it; who gets the value acquires it from `value`.
-        if !self.is_taken.swap(true, Ordering::Relaxed) {
+        let is_first = !self.is_taken.swap(true, Ordering::Relaxed);
+        if is_first {
             _ = self.value.set(value);
         }
+        is_first
     }
 }
 
@@ -55,7 +57,7 @@ mod tests {
     #[test]
     fn no_thread_waits_for_one_that_is_gone() {
         let found = Found { is_taken: AtomicBool::new(true), value: OnceLock::new() };
-        found.note(1);
+        assert!(!found.note(1));
         assert_eq!(found.get(), None);
     }
 }

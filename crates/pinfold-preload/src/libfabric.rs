@@ -16,8 +16,9 @@ use crate::found::Found;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::hooks::note_kept;
 use crate::keeper::Monitored;
+use crate::modules::{among_loaded, is_foreign, keep_loaded, loaded};
 use crate::process::Process;
-use crate::real::{among_loaded, is_foreign, keep_loaded, loaded, looked_up, may_keep};
+use crate::real::{looked_up, may_keep};
 use crate::settings::Settings;
 use crate::{apart, environment, sandbox};
 use libc::{c_int, c_void};
@@ -116,7 +117,7 @@ fn find() -> Option<Functions> {
     let _not_cancelled = NotCancelled::new();
     let found = looked_up(look_up);
     // Once: later the linker's lock may be held by a thread that waits for this one, or be what a forked child has of it.
-    found.into_iter().for_each(|found| FOUND.note(found));
+    found.into_iter().for_each(|found| _ = FOUND.note(found));
     set_errno(before);
     found
 }
@@ -146,7 +147,7 @@ fn is_libfabric(file: &CStr) -> bool {
 
 fn functions_of(handle: *mut c_void) -> Option<Functions> {
     // A library in between may have one of them only.
-    let kept = |function: *mut c_void| NonNull::new(function).inspect(|it| _ = keep_loaded(*it));
+    let kept = |function: *mut c_void| NonNull::new(function).inspect(|it| keep_loaded(*it));
     // SAFETY: the handle is open and never closed, or `RTLD_NEXT`; the names are C strings.
     let named = |name: &CStr| kept(unsafe { libc::dlsym(handle, name.as_ptr()) });
     // SAFETY: as above.

@@ -12,10 +12,11 @@
 #![allow(unsafe_code)]
 
 use crate::apart;
-use crate::caller::{self, Caller, IN_BOTH};
+use crate::caller::{Caller, IN_BOTH};
 use crate::found::Found;
 use crate::heap::secure_room;
 use crate::linked;
+use crate::modules::{self, Module, among_loaded, is_foreign, keep_loaded, library_around, loaded};
 use crate::sandbox;
 use libc::{c_int, c_uint, c_void, size_t};
 use pinfold::AddressRange;
@@ -24,9 +25,9 @@ use pinfold_kernel::mapping::WalledMapping;
 use pinfold_kernel::process::page_bytes;
 use pinfold_kernel::thread::find_least_stack;
 use std::ffi::CStr;
-use std::mem::{self, MaybeUninit};
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 /// The functions that calls are handed on to.
 #[derive(Clone, Copy, Debug)]
@@ -94,10 +95,11 @@ pub(crate) fn real_of(caller: Caller) -> Option<Real> {
     REAL.get().copied().or_else(|| find(caller))
 }
 
-/// The same, by a call that only releases, which may be the first one: a destructor's. Nothing is noted then. The dynamic
-/// linker has decided what it unmaps before it runs destructors, and unmaps that also where it was opened meanwhile.
+/// The same, by a call that only releases, which may be the first one: a destructor's. The dynamic linker has decided what
+/// it unmaps before it runs destructors, and unmaps that also where it was opened meanwhile. So what is found does not serve
+/// all, but calls of the same module, for as long as it is loaded.
 pub(crate) fn real_to_release(caller: Caller) -> Option<Real> {
-    REAL.get().copied().or_else(|| find_and(caller, Source::close))
+    REAL.get().copied().or_else(|| find_to_release(caller))
 }
 
 /// Finds the libibverbs that the program was started with; nothing where the program has its functions itself, and none
@@ -109,9 +111,9 @@ pub(crate) fn real_to_release(caller: Caller) -> Option<Real> {
 pub(crate) fn find_at_start() {
     if linked::libibverbs() {
         find_least_stack();
-        caller::find_at_start();
+        modules::find_search();
         let found = apart::run(|| Source::next()?.functions()).flatten();
-        found.into_iter().for_each(|found| REAL.note(found));
+        found.into_iter().for_each(|found| _ = REAL.note(found));
         forget_linker_error();
     }
 }
@@ -121,6 +123,44 @@ pub(crate) fn find_at_start() {
 pub(crate) fn forget_linker_error() {
     // SAFETY: the linker's own text, which is not read.
     unsafe { libc::dlerror() };
+}
+
+/// What calls that only release have found, in as many modules.
+static TO_RELEASE: [Found<ToRelease>; 4] = [const { Found::new() }; 4];
+
+#[derive(Clone, Copy, Debug)]
+struct ToRelease {
+    caller: Module,
+    library: Module,
+    real: Real,
+}
+
+impl ToRelease {
+    /// `None` where it cannot be told later whether all of it is loaded still.
+    fn new(caller: Caller, real: Real) -> Option<Self> {
+        let caller = Module::around(caller.0)?;
+        let library = Module::around(real.library.dereg_mr as usize)?;
+        let is_of_it = real.releasing().all(|address| library.contains(address));
+        is_of_it.then_some(Self { caller, library, real })
+    }
+
+    /// If it is this module's, and loaded.
+    fn real(&self, caller: Module) -> Option<Real> {
+        (self.caller == caller && self.library.is_loaded()).then_some(self.real)
+    }
+}
+
+#[cold]
+fn find_to_release(caller: Caller) -> Option<Real> {
+    let noted = Module::around(caller.0).and_then(|module| {
+        TO_RELEASE.iter().filter_map(Found::get).find_map(|noted| noted.real(module))
+    });
+    noted.or_else(|| {
+        let found = find_and(caller, Source::close)?;
+        let note = |noted| TO_RELEASE.iter().any(|place| place.note(noted));
+        ToRelease::new(caller, found).map(note);
+        Some(found)
+    })
 }
 
 #[cold]
@@ -145,8 +185,12 @@ fn find_and(caller: Caller, end: fn(Source)) -> Option<Real> {
 /// What the dynamic linker knows: asked on a stack of this library's. Without memory for one, and under a filter of the
 /// program's own, which may forbid to map it, on the caller's: the program would have called the function at once.
 pub(crate) fn looked_up<T>(look: impl Fn() -> Option<T>) -> Option<T> {
+    let look = || {
+        modules::find_search();
+        look()
+    };
     let here = || catch_unwind(AssertUnwindSafe(&look)).ok().flatten();
-    let found = if sandbox::is_the_program_s() { None } else { apart::run(&look) };
+    let found = if sandbox::is_the_program_s() { None } else { apart::run(look) };
     let found = found.unwrap_or_else(here);
     forget_linker_error();
     found
@@ -202,7 +246,7 @@ impl Source {
     /// forbidden, a program cannot have it yet.
     fn of(caller: Caller) -> Option<Self> {
         Self::next()
-            .or_else(|| library_of(caller))
+            .or_else(|| library_around(caller.0, Self::of_module))
             .or_else(|| among_loaded(Self::of_module))
             .or_else(|| may_keep().then(Self::system_s).flatten())
     }
@@ -211,7 +255,8 @@ impl Source {
         Some(Self::Next).filter(|next| next.has_verbs())
     }
 
-    /// What the module of this file was loaded with, if it has libibverbs.
+    /// What the module of this file was loaded with, if it has libibverbs. Not asked of the program itself: what that was
+    /// started with comes behind this library.
     fn of_module(file: &CStr) -> Option<Self> {
         let module = loaded(file).map(Self::Module)?;
         if module.has_verbs() {
@@ -245,7 +290,7 @@ impl Source {
     fn keep_loaded(self) {
         let (Self::Next | Self::Module(_)) = self else { return };
         let names = IN_BOTH.iter().chain(&PRESENT_ONLY);
-        names.filter_map(|name| self.named(name)).for_each(|function| _ = keep_loaded(function));
+        names.filter_map(|name| self.named(name)).for_each(keep_loaded);
         self.close();
     }
 
@@ -329,124 +374,6 @@ impl Source {
     }
 }
 
-/// What `wanted` makes of the first file of a module for which it makes something, in the order in which they were loaded.
-/// The program itself has no name; where it has libibverbs, nothing is looked for. Allocates nothing, and takes 5 KiB of
-/// stack, which its callers otherwise do not.
-#[inline(never)]
-pub(crate) fn among_loaded<T>(mut wanted: impl FnMut(&CStr) -> Option<T>) -> Option<T> {
-    /// Of modules that are unloaded meanwhile, the next ones' places become others'.
-    const TRIES: usize = 8;
-    let mut name = [0; libc::PATH_MAX as usize];
-    for _ in 0..TRIES {
-        let (mut place, mut unloaded) = (0, None);
-        let mut is_whole = true;
-        while let Some(module) = module_at(place, &mut name) {
-            is_whole &= *unloaded.get_or_insert(module.unloaded) == module.unloaded;
-            let file = CStr::from_bytes_until_nul(&name).ok().filter(|file| !file.is_empty());
-            if let Some(made) = file.and_then(&mut wanted) {
-                return Some(made);
-            }
-            place += 1;
-        }
-        if is_whole {
-            break;
-        }
-    }
-    None
-}
-
-/// A loaded module.
-struct AtPlace<'n> {
-    /// How many are loaded before it, less one for each that was gone by.
-    left: usize,
-    /// Its file, as a C string; empty for one that does not fit.
-    name: &'n mut [u8],
-    /// How many modules were unloaded until now.
-    unloaded: u64,
-    is_there: bool,
-}
-
-/// `None` if there are not as many.
-fn module_at(place: usize, name: &mut [u8]) -> Option<AtPlace<'_>> {
-    /// # Safety
-    ///
-    /// Called by `dl_iterate_phdr` with an [`AtPlace`] as its argument.
-    unsafe extern "C" fn note(
-        module: *mut libc::dl_phdr_info,
-        _: size_t,
-        at: *mut c_void,
-    ) -> c_int {
-        // SAFETY: the caller's promise; a module's name is a C string, as long as the module is loaded.
-        let (at, module) = unsafe { (&mut *at.cast::<AtPlace<'_>>(), &*module) };
-        if at.left > 0 {
-            at.left -= 1;
-            return 0;
-        }
-        // SAFETY: as above.
-        let name = unsafe { CStr::from_ptr(module.dlpi_name) }.to_bytes_with_nul();
-        match at.name.get_mut(..name.len()) {
-            Some(place) => place.copy_from_slice(name),
-            None => at.name[0] = 0,
-        }
-        at.unloaded = module.dlpi_subs;
-        at.is_there = true;
-        1
-    }
-    let mut at = AtPlace { left: place, name, unloaded: 0, is_there: false };
-    // SAFETY: `note` gets `at` back as its argument, and only during this call.
-    unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut at).cast()) };
-    at.is_there.then_some(at)
-}
-
-/// A handle of a file that is loaded.
-pub(crate) fn loaded(file: &CStr) -> Option<NonNull<c_void>> {
-    // SAFETY: a C string; nothing is loaded.
-    NonNull::new(unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
-}
-
-/// Whether a function is not this library's own: the program itself was loaded with this library.
-pub(crate) fn is_foreign(function: NonNull<c_void>) -> bool {
-    let base = |address| module_of(address).map(|module| module.dli_fbase);
-    base(function.addr().get()) != base(is_foreign as fn(_) -> _ as usize)
-}
-
-/// Has the module of a function stay loaded for good: its handle, which is never closed.
-pub(crate) fn keep_loaded(function: NonNull<c_void>) -> Option<NonNull<c_void>> {
-    let module = module_of(function.addr().get())?;
-    // SAFETY: the function's module is loaded, and its file's name with it.
-    loaded(unsafe { file_of(&module) })
-}
-
-/// What the caller's library was loaded with, if it has libibverbs. Nothing for the program itself: what it was started with
-/// comes behind this library, and the name that it was started by is none of a module, so that the linker would look for such
-/// a file.
-fn library_of(caller: Caller) -> Option<Source> {
-    // SAFETY: takes a number.
-    let header = usize::try_from(unsafe { libc::getauxval(libc::AT_PHDR) });
-    let program = module_of(header.ok()?);
-    let module = module_of(caller.0)?;
-    let is_program = program.is_some_and(|program| program.dli_fbase == module.dli_fbase);
-    // SAFETY: the caller's module is loaded while its code waits for this call.
-    if is_program { None } else { Source::of_module(unsafe { file_of(&module) }) }
-}
-
-/// # Safety
-///
-/// The module is loaded for as long as the name is used.
-unsafe fn file_of(module: &libc::Dl_info) -> &CStr {
-    // SAFETY: the linker's name of it, a C string.
-    unsafe { CStr::from_ptr(module.dli_fname) }
-}
-
-fn module_of(address: usize) -> Option<libc::Dl_info> {
-    let mut module = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the linker only looks the address up, and fills the structure, of which all zeros are one.
-    unsafe {
-        let found = libc::dladdr(ptr::without_provenance(address), module.as_mut_ptr()) != 0;
-        found.then(|| module.assume_init())
-    }
-}
-
 /// Two pages of memory in a mapping of their own.
 struct Pages(WalledMapping);
 
@@ -469,6 +396,17 @@ impl Pages {
 }
 
 impl Real {
+    /// Where the functions of calls that only release are.
+    fn releasing(&self) -> impl Iterator<Item = usize> {
+        let Functions { dereg_mr, dealloc_pd, close_device, .. } = self.library;
+        let present = [dereg_mr as usize, dealloc_pd as usize, close_device as usize];
+        let old = self.old.map(|InBoth { dereg_mr, dealloc_pd, close_device, .. }| {
+            [dereg_mr as usize, dealloc_pd as usize, close_device as usize]
+        });
+        let unimport_pd = self.unimport_pd.map(|it| it as usize);
+        present.into_iter().chain(old.into_iter().flatten()).chain(unimport_pd)
+    }
+
     /// Whether the kernel gives forked children copies of registered pages (since 5.12), so that
     /// nothing needs to be kept from them.
     pub(crate) fn kernel_copies_on_fork(&self) -> bool {

@@ -286,12 +286,23 @@ fn a_libfabric_that_is_not_there_is_missed_without_opening_a_file() {
 /// The dynamic linker's locks are as they were in the parent, where another thread may have held them.
 #[test]
 fn children_forked_beside_a_thread_that_loads_libraries_miss_libfabric() {
+    all_end(&[]);
+}
+
+/// What their parent has found is asked for once, also by calls that only release.
+#[test]
+fn children_forked_beside_a_thread_that_loads_libraries_release_what_they_opened() {
+    all_end(&["local.so"]);
+}
+
+fn all_end(library_s: &[&str]) {
     let Some(programs) = programs() else { return };
-    let loaded = programs.join("tls0.so");
-    let says =
-        |preloaded: &[&Path]| said_by("children", preloaded, "on", &[loaded.to_str().unwrap()]);
-    assert_eq!(says(&[]).as_deref(), Some("all ended\n"));
-    assert_eq!(says(&[&library()]).as_deref(), Some("all ended\n"));
+    let paths: Vec<_> =
+        ["tls0.so"].iter().chain(library_s).map(|name| programs.join(name)).collect();
+    let case: Vec<_> = paths.iter().map(|path| path.to_str().unwrap()).collect();
+    for preloaded in [&[][..], &[&*library()]] {
+        assert_eq!(said_by("children", preloaded, "on", &case).as_deref(), Some("all ended\n"));
+    }
 }
 
 /// Behind this library there may be one that has `fi_fabric` alone: the other functions are libfabric's.

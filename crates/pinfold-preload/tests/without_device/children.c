@@ -1,4 +1,11 @@
-/* Children, forked beside a thread that loads libraries, that call `fi_fabric` of a program without libfabric. */
+/*
+ * Children, forked beside a thread that loads libraries, of a program that was started without libibverbs and libfabric.
+ *
+ *   children LOADED [LIBRARY]
+ *
+ * They call `fi_fabric`, which is not there; or what LIBRARY, with a libibverbs of its own, calls when it registers nothing,
+ * as their parent has before.
+ */
 
 #include "../check.h"
 
@@ -17,6 +24,27 @@ int fi_fabric(void *attributes, void **fabric, void *context) __attribute__((wea
 
 static const char *library;
 static atomic_int loaded;
+static void (*opens)(void);
+static int (*registers)(int);
+
+/* What failed before is told behind the second round. */
+static void release_twice(void)
+{
+	opens();
+	CHECK(!registers(0));
+	opens();
+	CHECK(!dlsym(RTLD_DEFAULT, "no_such_function") && !registers(0) && dlerror());
+}
+
+static int fails_in_child(void)
+{
+	void *fabric;
+
+	if (!registers)
+		return fi_fabric && fi_fabric(NULL, &fabric, NULL) == 0;
+	opens();
+	return registers(0);
+}
 
 static void *loads(void *unused)
 {
@@ -33,10 +61,18 @@ static void *loads(void *unused)
 int main(int count, char **names)
 {
 	pthread_t thread;
-	void *fabric;
 
-	CHECK(count == 2);
+	CHECK(count >= 2);
 	library = names[1];
+	if (count > 2) {
+		void *handle = dlopen(names[2], RTLD_NOW | RTLD_LOCAL);
+
+		CHECK(handle);
+		opens = (void (*)(void))dlsym(handle, "opens_by_itself");
+		registers = (int (*)(int))dlsym(handle, "registers_by_itself");
+		CHECK(opens && registers);
+		release_twice();
+	}
 	CHECK(!pthread_create(&thread, NULL, loads, NULL));
 	for (int i = 0; i < CHILDREN; i++) {
 		int status, before = loaded;
@@ -48,7 +84,7 @@ int main(int count, char **names)
 		if (!child) {
 			/* One that hangs ends with its parent. */
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
-			_exit(fi_fabric && fi_fabric(NULL, &fabric, NULL) == 0);
+			_exit(fails_in_child());
 		}
 		CHECK(child > 0 && waitpid(child, &status, 0) == child && !status);
 	}
