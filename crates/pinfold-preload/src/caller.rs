@@ -67,9 +67,8 @@ impl Caller {
 
 /// Callers met, each with its answer in the lowest bits; user addresses have 57 at most.
 ///
-/// An entry may be stale when a module was unloaded and another one has its place: then a program
-/// that takes libibverbs' functions from a handle of its own would have to call from the very
-/// address where the unloaded one called by name.
+/// An entry may be stale when a module was unloaded and another one has its place, and calls from the very address where
+/// that one did: by a handle of its own where that called by name, or with another ABI.
 static MET: [AtomicU64; 256] = [const { AtomicU64::new(u64::MAX) }; 256];
 
 impl Asked {

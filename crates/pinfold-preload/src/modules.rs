@@ -17,8 +17,8 @@ use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A loaded module, told from every other that was or will be loaded: by the linker's structure of it, its place and its
-/// file. Where the same file is loaded again at the same place it is the same one, with the same functions there.
+/// A loaded module: the linker's structure of it, its place and its file's name. All are those of another one only if it was
+/// unloaded, and a file of the same name that takes as many bytes was loaded in its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Module {
     structure: usize,
@@ -29,7 +29,7 @@ pub(crate) struct Module {
 
 impl Module {
     /// The one around `address`, which stays loaded for as long as the call lasts. `None` if there is none, and with a C
-    /// library that cannot tell without the linker's lock. Takes no lock and makes no system call.
+    /// library that cannot tell without the linker's lock (glibc before 2.35). Takes no lock and makes no system call.
     pub(crate) fn around(address: usize) -> Option<Self> {
         let found = find_object(search()?, address)?;
         // SAFETY: the module is loaded, as the caller says.
@@ -42,8 +42,8 @@ impl Module {
         let is_in_its_place = |found: &FoundObject| {
             (found.module.addr(), found.start, found.end) == (self.structure, self.start, self.end)
         };
-        // SAFETY: the linker has a module in this place, with this structure. A thread that unloads another such module at
-        // this moment would unload what the caller is about to call if it were this one.
+        // SAFETY: the linker has a module in this place, with this structure. It is this one, which nobody unloads who does not
+        // unload what is being called; or one that took its place, which a thread may be unloading at this very moment.
         found.filter(is_in_its_place).and_then(|found| unsafe { Self::of(&found) }) == Some(*self)
     }
 

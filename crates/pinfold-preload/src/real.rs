@@ -96,8 +96,8 @@ pub(crate) fn real_of(caller: Caller) -> Option<Real> {
 }
 
 /// The same, by a call that only releases, which may be the first one: a destructor's. The dynamic linker has decided what
-/// it unmaps before it runs destructors, and unmaps that also where it was opened meanwhile. So what is found does not serve
-/// all, but calls of the same module, for as long as it is loaded.
+/// it unmaps before it runs destructors, and unmaps that also where it was opened meanwhile. So what such a call finds stays
+/// loaded as well, but serves only calls of the same module that release, for as long as it can be told to be there.
 pub(crate) fn real_to_release(caller: Caller) -> Option<Real> {
     REAL.get().copied().or_else(|| find_to_release(caller))
 }
@@ -126,59 +126,68 @@ pub(crate) fn forget_linker_error() {
 }
 
 /// What calls that only release have found, in as many modules.
-static TO_RELEASE: [Found<ToRelease>; 4] = [const { Found::new() }; 4];
+static TO_RELEASE: [Found<ToRelease>; 16] = [const { Found::new() }; 16];
 
 #[derive(Clone, Copy, Debug)]
 struct ToRelease {
-    caller: Module,
+    /// `None` for code that is in no module.
+    caller: Option<Module>,
     library: Module,
     real: Real,
 }
 
 impl ToRelease {
     /// `None` where it cannot be told later whether all of it is loaded still.
-    fn new(caller: Caller, real: Real) -> Option<Self> {
-        let caller = Module::around(caller.0)?;
+    fn new(caller: Caller, real: &Real) -> Option<Self> {
         let library = Module::around(real.library.dereg_mr as usize)?;
         let is_of_it = real.releasing().all(|address| library.contains(address));
-        is_of_it.then_some(Self { caller, library, real })
+        let caller = Module::around(caller.0);
+        is_of_it.then_some(Self { caller, library, real: *real })
     }
 
-    /// If it is this module's, and loaded.
-    fn real(&self, caller: Module) -> Option<Real> {
-        (self.caller == caller && self.library.is_loaded()).then_some(self.real)
+    fn noted(caller: Caller) -> Option<Real> {
+        let caller = Module::around(caller.0);
+        let mut noted = TO_RELEASE.iter().filter_map(Found::get);
+        let found = noted.find(|it| it.caller == caller && it.library.is_loaded())?;
+        Some(found.real)
     }
 }
 
 #[cold]
 fn find_to_release(caller: Caller) -> Option<Real> {
-    let noted = Module::around(caller.0).and_then(|module| {
-        TO_RELEASE.iter().filter_map(Found::get).find_map(|noted| noted.real(module))
-    });
-    noted.or_else(|| {
-        let found = find_and(caller, Source::close)?;
-        let note = |noted| TO_RELEASE.iter().any(|place| place.note(noted));
-        ToRelease::new(caller, found).map(note);
-        Some(found)
-    })
+    ToRelease::noted(caller).or_else(|| find_and(caller, note_to_release))
+}
+
+fn note_to_release(caller: Caller, source: Source, real: &Real) {
+    let Some(found) = ToRelease::new(caller, real) else { return source.close() };
+    source.keep_loaded();
+    // Another thread's may have been noted first.
+    if ToRelease::noted(caller).is_none() {
+        TO_RELEASE.iter().any(|place| place.note(found));
+    }
 }
 
 #[cold]
 fn find(caller: Caller) -> Option<Real> {
-    let found = find_and(caller, Source::keep_loaded)?;
-    REAL.note(found);
+    let found = find_and(caller, |_, source, real| {
+        source.keep_loaded();
+        REAL.note(*real);
+    });
     // Another caller's may have been noted first.
-    Some(REAL.get().copied().unwrap_or(found))
+    REAL.get().copied().or(found)
 }
 
-/// `end` is what becomes of where it was found.
+/// `note` decides what becomes of where it was found, too.
 #[cold]
-fn find_and(caller: Caller, end: fn(Source)) -> Option<Real> {
+fn find_and(caller: Caller, note: fn(Caller, Source, &Real)) -> Option<Real> {
     looked_up(|| {
         let source = Source::of(caller)?;
-        let functions = source.functions();
-        end(source);
-        functions
+        let Some(real) = source.functions() else {
+            source.close();
+            return None;
+        };
+        note(caller, source, &real);
+        Some(real)
     })
 }
 

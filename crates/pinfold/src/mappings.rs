@@ -172,26 +172,12 @@ impl OpenMaps {
     pub(crate) fn visit(
         &self,
         range: AddressRange,
-        mut visit: impl FnMut(Mapping),
+        visit: impl FnMut(Mapping),
     ) -> Result<(), Errno> {
-        if !self.has_requests() {
-            self.overlapping(range)?.into_iter().for_each(visit);
-            return Ok(());
+        if self.has_requests() {
+            return self.open().visit(range, visit);
         }
-        let mut next = range.start();
-        while next < range.end() {
-            match self.open().query_one(next) {
-                Ok(mapping) if mapping.range.start() < range.end() => {
-                    // What is visited may have become one with what was visited before.
-                    let fresh = mapping.range.start().max(next);
-                    next = mapping.range.end();
-                    let fresh = AddressRange::between(fresh, next);
-                    fresh.into_iter().for_each(|range| visit(Mapping { range, ..mapping }));
-                }
-                Ok(_) | Err(Errno(libc::ENOENT)) => break,
-                Err(errno) => return Err(errno),
-            }
-        }
+        self.overlapping(range)?.into_iter().for_each(visit);
         Ok(())
     }
 
@@ -231,21 +217,29 @@ impl Table<'_> {
         }
     }
 
-    /// Asks for one mapping after the other.
     fn query(self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
         let mut found = Vec::new();
-        let mut next = range.start();
+        self.visit(range, |mapping| found.push(mapping))?;
+        Ok(found)
+    }
+
+    /// Asks for one mapping after the other. One that has become one with the mapping before is new from the end of that on.
+    fn visit(self, range: AddressRange, mut visit: impl FnMut(Mapping)) -> Result<(), Errno> {
+        let (mut next, mut seen_up_to) = (range.start(), 0);
         while next < range.end() {
             match self.query_one(next) {
                 Ok(mapping) if mapping.range.start() < range.end() => {
-                    next = mapping.range.end();
-                    found.push(mapping);
+                    let fresh = mapping.range.start().max(seen_up_to);
+                    seen_up_to = mapping.range.end();
+                    next = seen_up_to;
+                    let fresh = AddressRange::between(fresh, next);
+                    fresh.into_iter().for_each(|range| visit(Mapping { range, ..mapping }));
                 }
                 Ok(_) | Err(Errno(libc::ENOENT)) => break,
                 Err(errno) => return Err(errno),
             }
         }
-        Ok(found)
+        Ok(())
     }
 
     /// The mapping that covers `address`, or the next one.
