@@ -14,8 +14,8 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that `nanoseconds` reads, from whatever moment on. It is read some three times for each
-    /// miss.
+    /// A clock that `nanoseconds` reads, from whatever moment on. It is read some seven times for
+    /// one miss in eight.
     pub const fn new(nanoseconds: fn() -> u64) -> Self {
         Self { nanoseconds }
     }

@@ -162,7 +162,9 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
         let lease = unsafe { self.to_keep().get() };
         // Of another range, because this one could not be registered, no end is noted.
         let is_kept = |lease: &Lease<'_, R, M>| lease.is_cached() && lease.registered() == range;
-        if !lease.as_ref().is_ok_and(is_kept) {
+        // Suspended, nothing was tried: what was paid is there when it goes on.
+        let was_tried = !matches!(lease, Err(GetError::Suspended { .. }));
+        if was_tried && !lease.as_ref().is_ok_and(is_kept) {
             Miss(shared).note_not_kept(range)?;
         }
         lease.map(Some)

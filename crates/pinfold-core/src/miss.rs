@@ -499,7 +499,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             Some(_) => Flight::for_one_use(range, terms, number, born),
         });
         let listed = Listed::new(self.0, region, Want { range, terms });
-        Some(Enlisted { listed, plan, by_choice, is_timed, has_landed: false })
+        Some(Enlisted { listed, plan, by_choice, is_timed, has_landed: false, lacks_room: false })
     }
 
     /// Why a registration of `range` is not to be kept though it may be.
@@ -652,8 +652,11 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         needless.dedup();
         for &number in &needless {
             // One of the same range, with fewer rights, gives its account over to the new one.
-            if self.0.region(number).and_then(Region::range) != Some(flight.range) {
-                self.0.note_kept_no_more(writer, number);
+            match self.0.region(number) {
+                Some(old) if old.range() == Some(flight.range) => {
+                    self.0.region(flight.number).into_iter().for_each(|new| new.inherit_hits(old));
+                }
+                _ => self.0.note_kept_no_more(writer, number),
             }
             self.0.unpublish(writer, number, Lists::supersede);
         }
@@ -833,6 +836,7 @@ struct Enlisted<'c, R: Registrar, M: Monitor> {
     /// Whether it is measured what this takes.
     is_timed: bool,
     has_landed: bool,
+    lacks_room: bool,
 }
 
 impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
@@ -867,7 +871,10 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         }
         // SAFETY: the caller's promise covers the bytes of `want`; the rest of their pages is
         // registered too but no lease names it.
-        let handle = unsafe { shared.registrar.register(range, access) }?;
+        let handle = unsafe { shared.registrar.register(range, access) };
+        // It is tried again when there is room: that is decided then, by what was paid.
+        self.lacks_room = handle.as_ref().err().is_some_and(RegisterError::is_about_room);
+        let handle = handle?;
         // Ended by whatever panics before it lands.
         let made = Made::new(&*shared.registrar, handle, range);
         let registered = now();
@@ -886,7 +893,9 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
             if let Some(took) = since(watched, registered) {
                 writer.costs.registered(range, took);
             }
-            if let Some(took) = since(began, watched).filter(|_| self.by_choice.is_none()) {
+            // What is vouched for is not watched.
+            let is_watched = per_use.is_none() && !want.terms.vouched;
+            if let Some(took) = since(began, watched).filter(|_| is_watched) {
                 writer.costs.watched(took);
             }
             self.land(writer, want, handle, (per_use, entered))
@@ -961,7 +970,9 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// Gives everything back: nothing was registered.
     fn withdraw(&mut self, writer: &mut Writer) {
         let flight = self.listed.leave(writer);
-        self.note_not_kept(writer);
+        if !self.lacks_room {
+            self.note_not_kept(writer);
+        }
         self.listed.shared.give_budget(writer, self.plan.amount);
         writer.lists.give_place(flight.number);
         writer.watchers.deregistered(flight.number);

@@ -327,6 +327,13 @@ impl<H: Copy> Region<H> {
         }
     }
 
+    /// Counts the hits of one whose place this takes as its own.
+    pub(crate) fn inherit_hits(&self, other: &Self) {
+        // Relaxed, load and store: as in `count_hit`.
+        let hits = self.hits.load(Ordering::Relaxed) + other.hits.load(Ordering::Relaxed);
+        self.hits.store(hits.min(MOST_HITS), Ordering::Relaxed);
+    }
+
     /// How many hits the region had since it was registered, as far as they were counted.
     pub(crate) fn hits(&self) -> u64 {
         self.hits.load(Ordering::Relaxed).into()

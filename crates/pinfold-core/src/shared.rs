@@ -9,7 +9,7 @@
 //! monitor's `watch` or of a program's callback.
 
 use crate::AddressRange;
-use crate::admission::{Admission, LearnedCosts};
+use crate::admission::{self, Admission, LearnedCosts};
 use crate::board::{Board, Notice};
 use crate::budget::{Account, Amount};
 use crate::callbacks::Callback;
@@ -368,10 +368,9 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         self.say_if_awaited(region);
     }
 
-    /// Whether this is one of those misses that are measured: one in so many, because clocks are slow.
+    /// Whether this is one of those misses that are measured.
     pub(crate) fn is_sampled(&self) -> bool {
-        const EACH: u64 = 8;
-        self.tick().is_multiple_of(EACH)
+        admission::is_sampled(self.tick())
     }
 
     /// The time, to learn what things take, if that is measured here and anything is compared. No lock is

@@ -13,10 +13,10 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // tests may fail loudly
 
 use pinfold_core::{
-    Access, Account, AddressRange, Amount, Barriers, Cache, Config, GetError, Gets, Keys, Lease,
-    Leases, Lender, Lost, NotSuspended, Notice, Notices, OnDrop, Outstanding,
+    Access, Account, AddressRange, Amount, Barriers, Cache, Clock, Config, GetError, Gets, Keys,
+    Lease, Leases, Lender, Lost, NotSuspended, Notice, Notices, OnDrop, Outstanding,
     Refusal as BudgetRefusal, Refused, RegisterError, Revocation, SuspendProgress, Suspended,
-    Suspending, SuspensionTerms, Unsupported, Why,
+    Suspending, SuspensionTerms, Unsupported, UseCosts, Why,
 };
 use pinfold_sim::fabric::{
     CELL_BYTES, ConnectionId, DeviceCall, DevicePanic, Fabric, FabricRegistrar, Key, NicConfig,
@@ -1042,4 +1042,57 @@ mod notices {
             assert!(told.iter().all(shrank), "{told:?}");
         }
     }
+}
+
+/// With the costs of a clock by which each thing takes a microsecond.
+fn admitting() -> Rig {
+    fn microseconds() -> u64 {
+        thread_local! {
+            static NOW: Cell<u64> = const { Cell::new(0) };
+        }
+        NOW.replace(NOW.get() + 1_000)
+    }
+    let config = Config { clock: Some(Clock::new(microseconds)), ..Config::default() };
+    let rig = Rig::with(NicConfig::default(), config);
+    rig.monitor.set_change_surcharge(7_000);
+    rig
+}
+
+/// A region whose suspension ends it was kept in vain, as one that was evicted; one that was used a hundred times paid.
+#[test]
+fn what_a_suspension_ends_is_judged_by_its_hits() {
+    let kept = |rig: &Rig| rig.get(pages(0, 1), Access::READ).unwrap().is_cached();
+    for (hits, bought) in [(0, [11, 19, 37]), (100, [11, 1, 1])] {
+        let rig = admitting();
+        let uses_until_kept = || {
+            let uses = (1..=100).find(|_| kept(&rig)).unwrap();
+            (0..hits).for_each(|_| assert!(kept(&rig)));
+            let lease = rig.get(pages(0, 1), Access::READ).unwrap();
+            let terms = SuspensionTerms { on_drop: OnDrop::Kill, ..SuspensionTerms::default() };
+            drop(rig.cache.suspend(pages(0, 1), Vec::new(), vec![lease], terms).unwrap());
+            uses
+        };
+        assert_eq!([0; 3].map(|_| uses_until_kept()), bought, "{hits} hits");
+    }
+}
+
+/// Nothing is bought meanwhile, and nothing in vain.
+#[test]
+fn to_ask_while_memory_is_suspended_costs_its_account_nothing() {
+    let costs = UseCosts { per_use: 1_300, hit: 300, keeping: 20_000 };
+    let rig = admitting();
+    let start = std::ptr::without_provenance(pages(0, 1).start());
+    let worth = || {
+        // SAFETY: there is no memory behind a simulated address.
+        let lease =
+            unsafe { rig.cache.request(start, PAGE_BYTES, Access::READ).get_if_worth(costs) };
+        lease.map(|lease| lease.is_some())
+    };
+    assert!((0..100).any(|_| worth().unwrap()));
+    assert!((0..100).all(|_| worth().unwrap()));
+    let terms = SuspensionTerms { gets: Gets::Refuse, ..SuspensionTerms::default() };
+    let held = rig.cache.suspend(pages(0, 1), Vec::new(), Vec::new(), terms).unwrap();
+    assert!((0..100).all(|_| matches!(worth(), Err(GetError::Suspended { .. }))));
+    drop(held.resume());
+    assert!(worth().unwrap(), "kept from its first use");
 }

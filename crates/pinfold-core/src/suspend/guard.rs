@@ -463,6 +463,9 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         let proof = snapshot.idle(&Unpublished::of(region)?, owned)?;
         let parking = self.parking_of(writer, region);
         if parking.is_some() {
+            if region.findable().is_some() {
+                self.shared.note_kept_no_more(writer, region.number);
+            }
             Suspensions(self.shared).withdraw_from_index(writer, region);
             writer.per_use.remove(&region.number);
             writer.lists.park(proof);

@@ -1,0 +1,289 @@
+//! What a program pays by the cache's decisions, beside registering for each use: with a device and a monitor that take
+//! as long as they are told to.
+
+#![cfg(not(shuttle))]
+#![allow(unsafe_code)] // a device and a monitor of this test's
+#![allow(clippy::unwrap_used)] // a test speaks
+
+use pinfold_core::{
+    Access, AddressRange, Cache, Change, Clock, Config, Cover, DeregisterError, GetRequest, Keep,
+    Lost, MappingKind, Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay,
+    Sequence, Watch,
+};
+use pinfold_sim::{
+    AddressSpace, DeviceConfig, Handle, PAGE_BYTES, Protection, SimDevice, SimMonitor, SimRegistrar,
+};
+use std::cell::Cell;
+use std::ptr;
+use std::sync::Arc;
+
+thread_local! {
+    /// In nanoseconds. Each test, being a thread, has its own.
+    static NOW: Cell<u64> = const { Cell::new(1) };
+}
+
+fn now() -> u64 {
+    NOW.get()
+}
+
+fn spend(nanoseconds: u64) {
+    NOW.set(now() + nanoseconds);
+}
+
+/// What things take, in nanoseconds.
+#[derive(Clone, Copy)]
+struct Costs {
+    register: fn(AddressRange) -> u64,
+    deregister: fn(AddressRange) -> u64,
+    watch: u64,
+    check: u64,
+    change: u64,
+}
+
+const PLAIN: Costs =
+    Costs { register: |_| 1_000, deregister: |_| 500, watch: 1_000, check: 300, change: 40_000 };
+
+struct Slow<T>(T, Costs);
+
+// SAFETY: the one inside does the work.
+unsafe impl Registrar for Slow<SimRegistrar> {
+    type Handle = Handle;
+
+    fn limits(&self) -> RegistrarLimits {
+        self.0.limits()
+    }
+
+    unsafe fn register(
+        &self,
+        range: AddressRange,
+        rights: Access,
+    ) -> Result<Handle, RegisterError> {
+        spend((self.1.register)(range));
+        // SAFETY: the caller's promises.
+        unsafe { self.0.register(range, rights) }
+    }
+
+    unsafe fn deregister(
+        &self,
+        handle: Handle,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
+        spend((self.1.deregister)(range));
+        // SAFETY: the caller's promises.
+        unsafe { self.0.deregister(handle, range) }
+    }
+}
+
+// SAFETY: the one inside does the work.
+unsafe impl Monitor for Slow<SimMonitor> {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        spend(self.1.check);
+        self.0.check()
+    }
+
+    fn watch(&self, range: AddressRange) -> Watch {
+        spend(self.1.watch);
+        self.0.watch(range)
+    }
+
+    fn change_pending(&self, range: AddressRange) -> bool {
+        self.0.change_pending(range)
+    }
+
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        self.0.replay(from, visit)
+    }
+
+    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
+        self.0.coverage(mapping, change)
+    }
+
+    fn change_surcharge(&self) -> u64 {
+        self.1.change
+    }
+
+    fn forked(&self) -> bool {
+        false
+    }
+
+    fn notified(&self) -> u32 {
+        self.0.notified()
+    }
+
+    fn notify(&self) {
+        self.0.notify();
+    }
+
+    fn wait(&self, seen: u32) {
+        self.0.wait(seen);
+    }
+}
+
+struct World {
+    cache: Cache<Slow<SimRegistrar>, Slow<SimMonitor>>,
+    monitor: SimMonitor,
+    space: Arc<AddressSpace>,
+    costs: Costs,
+}
+
+fn pages(first: usize, count: usize) -> AddressRange {
+    AddressRange::new(0x7000_0000 + first * PAGE_BYTES, count * PAGE_BYTES).unwrap()
+}
+
+impl World {
+    fn new(costs: Costs, keep: Keep) -> Self {
+        Self::with(costs, Config { keep, ..Config::default() }, DeviceConfig::default())
+    }
+
+    fn with(costs: Costs, config: Config, device: DeviceConfig) -> Self {
+        let space = Arc::new(AddressSpace::new());
+        space.map(pages(0, 5_000), Protection::ReadWrite);
+        let registrar = SimRegistrar::new(&Arc::new(SimDevice::new(Arc::clone(&space), device)));
+        let monitor = SimMonitor::new(&space);
+        let config = Config { clock: Some(Clock::new(now)), ..config };
+        let slow = Slow(monitor.clone(), costs);
+        let cache = Cache::new(Slow(registrar, costs), slow, config).unwrap();
+        Self { cache, monitor, space, costs }
+    }
+
+    fn request(
+        &self,
+        range: AddressRange,
+        access: Access,
+    ) -> GetRequest<'_, Slow<SimRegistrar>, Slow<SimMonitor>> {
+        self.cache.request(ptr::without_provenance(range.start()), range.len(), access)
+    }
+
+    /// One use. Whether it is kept.
+    fn uses(&self, range: AddressRange, access: Access) -> bool {
+        // SAFETY: simulated memory, which no device uses behind the end of the lease.
+        unsafe { self.request(range, access).get() }.unwrap().is_cached()
+    }
+
+    fn reads(&self, range: AddressRange) -> bool {
+        self.uses(range, Access::READ)
+    }
+
+    fn changes(&self, range: AddressRange) {
+        self.space.unmap(range);
+        self.space.map(range, Protection::ReadWrite);
+        self.cache.reclaim();
+    }
+
+    /// All that was paid until now.
+    fn bill(&self) -> u64 {
+        now() + self.cache.statistics().invalidations * self.costs.change
+    }
+}
+
+/// What a turn of the program costs once costs are learnt.
+fn cost(costs: Costs, keep: Keep, program: fn(&World)) -> u64 {
+    const TURNS: u64 = 2_000;
+    let world = World::new(costs, keep);
+    (0..TURNS).for_each(|_| program(&world));
+    let before = world.bill();
+    (0..TURNS).for_each(|_| program(&world));
+    (world.bill() - before) / TURNS
+}
+
+/// What is measured of the one range in turn is not what is measured of the other: the end of the header is dear.
+#[test]
+fn ranges_that_are_used_in_turn_are_all_measured() {
+    fn end(range: AddressRange) -> u64 {
+        if range.len() == PAGE_BYTES { 50_000 } else { 500 }
+    }
+    let costs = Costs { deregister: end, check: 1_200, change: 20_000, ..PLAIN };
+    let program = |world: &World| {
+        world.reads(pages(16, 16));
+        world.reads(pages(0, 1));
+        world.changes(pages(16, 16));
+    };
+    let (ours, rented) =
+        (cost(costs, Keep::WhenItPays, program), cost(costs, Keep::Never, program));
+    assert!(ours * 5 < rented, "{ours} of {rented}");
+}
+
+/// The first registration of a length took a hundred times as long as all that follow.
+#[test]
+fn one_dear_registration_makes_no_range_worth_keeping() {
+    fn cold_once(range: AddressRange) -> u64 {
+        thread_local! {
+            static IS_WARM: Cell<bool> = const { Cell::new(false) };
+        }
+        let is_data = range.len() != PAGE_BYTES;
+        if is_data && !IS_WARM.replace(true) { 400_000 } else { 3_000 }
+    }
+    let world = World::new(Costs { register: cold_once, ..PLAIN }, Keep::WhenItPays);
+    for _ in 0..20_000 {
+        for range in [pages(16, 16), pages(0, 1)] {
+            world.reads(range);
+            world.changes(range);
+        }
+    }
+    let watched = world.monitor.watch_calls();
+    // One in 8 times 11 of each, and what was believed before others were measured.
+    assert!(watched < 1_500, "{watched}");
+}
+
+/// They are watched by nobody, which takes no time.
+#[test]
+fn what_is_vouched_for_teaches_nothing_of_what_watching_costs() {
+    let costs = Costs { watch: 50_000, check: 100, change: 0, ..PLAIN };
+    let program = |world: &World| {
+        for other in 0..8 {
+            // SAFETY: as in `uses`; what changes there is reported.
+            drop(unsafe { world.request(pages(32 + other, 1), Access::READ).vouched().get() });
+        }
+        world.cache.invalidate(pages(32, 8));
+        world.reads(pages(0, 1));
+        world.changes(pages(0, 1));
+    };
+    let (ours, rented) =
+        (cost(costs, Keep::WhenItPays, program), cost(costs, Keep::Never, program));
+    assert!(ours * 100 < rented * 105, "{ours} of {rented}");
+}
+
+/// A region with more rights takes the place of the first, and the hits of both pay.
+#[test]
+fn uses_before_more_rights_are_asked_for_count() {
+    let program = |world: &World| {
+        (0..80).for_each(|_| _ = world.reads(pages(0, 1)));
+        world.uses(pages(0, 1), Access::READ_WRITE);
+        world.changes(pages(0, 1));
+    };
+    let (ours, best) = (cost(PLAIN, Keep::WhenItPays, program), cost(PLAIN, Keep::Always, program));
+    assert!(ours * 100 < best * 105, "{ours} of {best}");
+}
+
+/// The device is full where the settings are not. What is tried again when there is room was not kept in vain.
+#[test]
+fn what_a_full_device_refuses_first_is_kept_from_its_first_use() {
+    let room = DeviceConfig { max_pinned_bytes: 8 * PAGE_BYTES as u64, ..DeviceConfig::default() };
+    let world = World::with(Costs { change: 20_000, ..PLAIN }, Config::default(), room);
+    let run = |number: usize| {
+        let before = world.cache.statistics().not_admitted;
+        (0..60).for_each(|_| _ = world.reads(pages(number % 9, 1)));
+        world.cache.statistics().not_admitted - before
+    };
+    (0..100).for_each(|number| _ = run(number));
+    assert_eq!((100..200).map(run).sum::<u64>(), 0);
+    assert!(world.cache.statistics().evictions > 100, "{}", world.cache.statistics());
+}
+
+/// Many more than accounts can be kept of, in turn: each is kept in the end.
+#[test]
+#[cfg_attr(miri, ignore = "takes hours")]
+fn however_many_buffers_are_used_on_and_on_they_are_kept() {
+    const BUFFERS: usize = 4_000;
+    let config = Config { max_regions: 8_000, max_bytes: 1 << 30, ..Config::default() };
+    let costs = Costs { change: 20_000, ..PLAIN };
+    let world = World::with(costs, config, DeviceConfig::default());
+    for _ in 0..200 {
+        (0..BUFFERS).for_each(|number| _ = world.reads(pages(number, 1)));
+    }
+    assert!((0..BUFFERS).all(|number| world.reads(pages(number, 1))));
+}
