@@ -148,6 +148,8 @@ struct Account {
 struct Purchase {
     price: u64,
     rent: u64,
+    /// The one before had not ended.
+    is_second: bool,
 }
 
 impl Admission {
@@ -174,13 +176,20 @@ impl Admission {
         account.paid = account.paid.saturating_add(rent);
         let keep = account.paid >> account.patience > price;
         if keep {
-            account.bought = Some(Purchase { price, rent });
+            account.bought = Some(Purchase { price, rent, is_second: account.bought.is_some() });
         }
         match own {
             Some(own) => *own = account,
-            None => open_account(set, account, &mut self.newcomers),
+            None => open_account(set, account, price, &mut self.newcomers),
         }
         if keep { Verdict::Keep } else { Verdict::RegisterPerUse }
+    }
+
+    /// Whether `range` was bought while it was bought already, as for more rights: then what the first spared counts for both.
+    pub(crate) fn is_second(&self, range: AddressRange) -> bool {
+        let accounts = self.sets.get(set_of(range)).into_iter().flatten();
+        let mut bought = accounts.filter(|it| it.range == Some(range)).filter_map(|it| it.bought);
+        bought.any(|purchase| purchase.is_second)
     }
 
     /// `range` is not kept any more, and `hits` uses have found it so: whether keeping it was in vain. What was paid is
@@ -191,7 +200,7 @@ impl Admission {
         let Some(account) = set.iter_mut().find(|account| account.range == Some(range)) else {
             return;
         };
-        let Some(Purchase { price, rent }) = account.bought.take() else { return };
+        let Some(Purchase { price, rent, .. }) = account.bought.take() else { return };
         // The use for which it was bought would have been rented, too.
         let spared = hits.saturating_add(1).saturating_mul(rent);
         let (pays, was_rented) = (spared >= price, !account.has_paid);
@@ -213,9 +222,10 @@ impl Account {
     }
 }
 
-/// Remembers what was paid for a newcomer. In a full set it takes the place of another, and what that has paid, as often as
-/// its own rent is a part of both.
-fn open_account(set: &mut [Account; WAYS], newcomer: Account, newcomers: &mut u64) {
+/// Remembers what was paid for a newcomer, of this price. In a full set it takes the place of another, and what that has paid,
+/// as often as its own rent is a part of both. What is bought has had what it paid: of that no more counts than the newcomer's
+/// price.
+fn open_account(set: &mut [Account; WAYS], newcomer: Account, price: u64, newcomers: &mut u64) {
     if let Some(free) = set.iter_mut().find(|account| account.range.is_none()) {
         *free = newcomer;
         return;
@@ -223,7 +233,8 @@ fn open_account(set: &mut [Account; WAYS], newcomer: Account, newcomers: &mut u6
     *newcomers = newcomers.wrapping_add(1);
     let dice = mixed(*newcomers);
     let other = &mut set[usize::try_from(dice % WAYS as u64).unwrap_or(0)];
-    let paid = other.paid.saturating_add(newcomer.paid);
+    let stake = if other.bought.is_some() { other.paid.min(price) } else { other.paid };
+    let paid = stake.saturating_add(newcomer.paid);
     if dice / WAYS as u64 % paid < newcomer.paid {
         *other = Account { paid, ..newcomer };
     }
@@ -641,6 +652,22 @@ mod tests {
             // Each pays rents of the price, on average.
             assert!(uses < 3 * count * 18, "{uses} of {count}");
         }
+    }
+
+    /// Which spent what they paid when they were bought.
+    #[test]
+    fn dear_ranges_that_are_kept_are_in_no_other_s_way() {
+        let dear = UseCosts { per_use: 100_000, hit: 300, keeping: 10_000_000 };
+        let cheap = UseCosts { per_use: 2_000, hit: 300, keeping: 30_000 };
+        let mut admission = Admission::new();
+        let mut pages = pages_of_one_set();
+        for range in pages.by_ref().take(WAYS) {
+            assert!((0..1_000).any(|_| admission.decide(range, dear) == Verdict::Keep));
+        }
+        let uses_until_kept =
+            |range| (1..10_000).find(|_| admission.decide(range, cheap) == Verdict::Keep).unwrap();
+        let uses: usize = pages.take(50).map(uses_until_kept).sum();
+        assert!(uses < 50 * 3 * 18, "{uses}");
     }
 
     #[test]

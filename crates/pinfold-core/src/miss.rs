@@ -654,7 +654,9 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             // One of the same range, with fewer rights, gives its account over to the new one.
             match self.0.region(number) {
                 Some(old) if old.range() == Some(flight.range) => {
-                    self.0.region(flight.number).into_iter().for_each(|new| new.inherit_hits(old));
+                    let new = self.0.region(flight.number);
+                    let new = new.filter(|_| writer.admission.is_second(flight.range));
+                    new.into_iter().for_each(|new| new.add_hits(old.hits()));
                 }
                 _ => self.0.note_kept_no_more(writer, number),
             }
@@ -872,8 +874,10 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         // SAFETY: the caller's promise covers the bytes of `want`; the rest of their pages is
         // registered too but no lease names it.
         let handle = unsafe { shared.registrar.register(range, access) };
-        // It is tried again when there is room: that is decided then, by what was paid.
-        self.lacks_room = handle.as_ref().err().is_some_and(RegisterError::is_about_room);
+        // The same is tried again when there is room: that is decided then, by what was paid.
+        let is_tried_again = range == Miss(shared).pages_of(want);
+        let is_about_room = handle.as_ref().err().is_some_and(RegisterError::is_about_room);
+        self.lacks_room = is_about_room && is_tried_again;
         let handle = handle?;
         // Ended by whatever panics before it lands.
         let made = Made::new(&*shared.registrar, handle, range);

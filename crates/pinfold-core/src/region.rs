@@ -327,11 +327,12 @@ impl<H: Copy> Region<H> {
         }
     }
 
-    /// Counts the hits of one whose place this takes as its own.
-    pub(crate) fn inherit_hits(&self, other: &Self) {
+    /// Counts hits from before it was registered as its own: of the region whose place it takes, or of its own past.
+    pub(crate) fn add_hits(&self, hits: u64) {
+        let hits = u32::try_from(hits).unwrap_or(MOST_HITS);
         // Relaxed, load and store: as in `count_hit`.
-        let hits = self.hits.load(Ordering::Relaxed) + other.hits.load(Ordering::Relaxed);
-        self.hits.store(hits.min(MOST_HITS), Ordering::Relaxed);
+        let sum = self.hits.load(Ordering::Relaxed).saturating_add(hits);
+        self.hits.store(sum.min(MOST_HITS), Ordering::Relaxed);
     }
 
     /// How many hits the region had since it was registered, as far as they were counted.

@@ -259,6 +259,23 @@ fn uses_before_more_rights_are_asked_for_count() {
     assert!(ours * 100 < best * 105, "{ours} of {best}");
 }
 
+/// What no use was paid for makes nothing pay that comes after it.
+#[test]
+fn hits_of_what_was_vouched_for_make_no_purchase_pay() {
+    let program = |world: &World| {
+        for _ in 0..80 {
+            // SAFETY: as in `uses`; what changes there is reported.
+            drop(unsafe { world.request(pages(0, 1), Access::READ).vouched().get() });
+        }
+        world.uses(pages(0, 1), Access::READ_WRITE);
+        world.changes(pages(0, 1));
+        world.cache.invalidate(pages(0, 1));
+    };
+    let costs = Costs { check: 10, ..PLAIN };
+    let (ours, never) = (cost(costs, Keep::WhenItPays, program), cost(costs, Keep::Never, program));
+    assert!(ours < never + 2_000, "{ours} of {never}");
+}
+
 /// The device is full where the settings are not. What is tried again when there is room was not kept in vain.
 #[test]
 fn what_a_full_device_refuses_first_is_kept_from_its_first_use() {

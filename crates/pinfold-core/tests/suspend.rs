@@ -1076,6 +1076,28 @@ fn what_a_suspension_ends_is_judged_by_its_hits() {
     }
 }
 
+/// Hits behind the suspension count as those before it.
+#[test]
+fn what_goes_on_behind_a_suspension_is_judged_by_all_its_hits() {
+    let kept = |rig: &Rig| rig.get(pages(0, 1), Access::READ).unwrap().is_cached();
+    for [before, behind] in [[0, 100], [100, 0]] {
+        let rig = admitting();
+        let uses_until_kept = || {
+            let uses = (1..=100).find(|_| kept(&rig)).unwrap();
+            (0..before).for_each(|_| assert!(kept(&rig)));
+            let lease = rig.get(pages(0, 1), Access::READ).unwrap();
+            let terms = SuspensionTerms::default();
+            let held = rig.cache.suspend(pages(0, 1), Vec::new(), vec![lease], terms).unwrap();
+            drop(held.resume());
+            (0..behind).for_each(|_| assert!(kept(&rig)));
+            rig.cache.invalidate(pages(0, 1));
+            rig.cache.reclaim();
+            uses
+        };
+        assert_eq!([0; 3].map(|_| uses_until_kept()), [11, 1, 1], "{before}, {behind}");
+    }
+}
+
 /// Nothing is bought meanwhile, and nothing in vain.
 #[test]
 fn to_ask_while_memory_is_suspended_costs_its_account_nothing() {

@@ -463,9 +463,6 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         let proof = snapshot.idle(&Unpublished::of(region)?, owned)?;
         let parking = self.parking_of(writer, region);
         if parking.is_some() {
-            if region.findable().is_some() {
-                self.shared.note_kept_no_more(writer, region.number);
-            }
             Suspensions(self.shared).withdraw_from_index(writer, region);
             writer.per_use.remove(&region.number);
             writer.lists.park(proof);
@@ -848,6 +845,8 @@ impl<'c, R: Suspend, M: Monitor> Suspensions<'c, R, M> {
                     let handle = unsafe { region.handle() };
                     let range = region.range().unwrap_or(range);
                     self.0.tell(writer, Notice::Lost { suspension, range, handle });
+                    // Of one that was not kept there is nothing to end.
+                    self.0.note_kept_no_more(writer, region.number);
                     writer.lists.invalidate(region);
                     writer.call_reclaimer();
                 }
@@ -1014,8 +1013,10 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
     fn land(&mut self, writer: &mut Writer, handle: R::Handle, per_use: Option<PerUse>) {
         self.stage = RenewalStage::Landed;
         let (shared, region) = (self.listed.shared, self.parked.region);
+        let hits = region.hits();
         // SAFETY: the place is not findable and has no lease.
         let flight = unsafe { self.listed.fill(writer, handle) };
+        region.add_hits(hits);
         writer.suspended.note_landing(flight.range);
         writer.watchers.renewed(region.number, flight.born);
         match self.parked.per_use {
@@ -1026,6 +1027,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
                 && Miss(shared).enter(writer, &flight, region, true).is_ok() => {}
             // It can serve its old leases, and no others.
             None => {
+                shared.note_kept_no_more(writer, region.number);
                 writer.lists.invalidate(region);
                 writer.call_reclaimer();
             }
@@ -1066,6 +1068,9 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         // SAFETY: filled, and within reach of this renewal alone.
         let handle = unsafe { region.handle() };
         shared.tell(writer, Notice::Lost { suspension, range, handle });
+        if self.parked.per_use.is_none() {
+            shared.note_kept_no_more(writer, region.number);
+        }
         self.listed.leave(writer);
         writer.counts.registration_failures += 1;
         if self.stage == RenewalStage::Parked {
