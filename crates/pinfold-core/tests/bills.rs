@@ -229,7 +229,7 @@ fn one_dear_registration_makes_no_range_worth_keeping() {
     assert!(watched < 1_500, "{watched}");
 }
 
-/// They are watched by nobody, which takes no time.
+/// No monitor watches it, which takes no time.
 #[test]
 fn what_is_vouched_for_teaches_nothing_of_what_watching_costs() {
     let costs = Costs { watch: 50_000, check: 100, change: 0, ..PLAIN };

@@ -32,7 +32,7 @@ struct Relocations {
 
 /// An entry of the dynamic section.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Hash)]
 pub(crate) struct Dynamic {
     tag: i64,
     value: usize,
@@ -99,6 +99,19 @@ pub(crate) struct Wanted<'m> {
     pub(crate) version: Option<&'m CStr>,
 }
 
+impl Dynamic {
+    /// Those of the section.
+    ///
+    /// # Safety
+    ///
+    /// The section is that of a module that stays loaded meanwhile.
+    pub(crate) unsafe fn entries(section: *const Self) -> impl Iterator<Item = Self> {
+        // SAFETY: the caller's promise; the section is an array that ends with `DT_NULL`.
+        let at = move |number| unsafe { section.add(number).read() };
+        (0..).map(at).take_while(|entry| entry.tag != DT_NULL)
+    }
+}
+
 impl Tables {
     /// The tables of the module loaded at `base`.
     ///
@@ -107,16 +120,10 @@ impl Tables {
     /// `dynamic` is the dynamic section of a module that is loaded at `base` and stays so.
     pub(crate) unsafe fn of(base: usize, dynamic: *const Dynamic) -> Self {
         let mut tables = Self { base, ..Self::default() };
-        let mut entry = dynamic;
-        loop {
-            // SAFETY: the section is an array that ends with `DT_NULL`.
-            let Dynamic { tag, value } = unsafe { entry.read() };
-            if tag == DT_NULL {
-                return tables;
-            }
-            tables.note(tag, value);
-            entry = entry.wrapping_add(1);
-        }
+        // SAFETY: the caller's promises.
+        let entries = unsafe { Dynamic::entries(dynamic) };
+        entries.for_each(|Dynamic { tag, value }| tables.note(tag, value));
+        tables
     }
 
     fn note(&mut self, tag: i64, value: usize) {

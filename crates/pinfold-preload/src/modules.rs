@@ -17,13 +17,15 @@ use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A loaded module: the linker's structure of it, its place and its file's name. All are those of another one only if it was
-/// unloaded, and a file of the same name that takes as many bytes was loaded in its place.
+/// A loaded module: the linker's structure of it, its place, its file's name and what the linker reads of it. All are those of
+/// another one only if it was unloaded, and a file of the same name that differs from it in code and data alone was loaded in its
+/// place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Module {
     structure: usize,
     start: usize,
     end: usize,
+    /// A hash of the name and the dynamic section.
     file: u64,
 }
 
@@ -42,8 +44,8 @@ impl Module {
         let is_in_its_place = |found: &FoundObject| {
             (found.module.addr(), found.start, found.end) == (self.structure, self.start, self.end)
         };
-        // SAFETY: the linker has a module in this place, with this structure. It is this one, which nobody unloads who does not
-        // unload what is being called; or one that took its place, which a thread may be unloading at this very moment.
+        // SAFETY: the linker has a module in this place, with this structure. It is this one, which stays
+        // loaded; or one that took its place, which a thread may be unloading at this very moment.
         found.filter(is_in_its_place).and_then(|found| unsafe { Self::of(&found) }) == Some(*self)
     }
 
@@ -58,10 +60,15 @@ impl Module {
     /// What was found is loaded.
     unsafe fn of(found: &FoundObject) -> Option<Self> {
         let &FoundObject { start, end, module, .. } = found;
-        // SAFETY: so is the linker's structure of it, with its name.
-        let file = unsafe { CStr::from_ptr(module.as_ref()?.name) };
         let mut hash = DefaultHasher::new();
-        file.hash(&mut hash);
+        // SAFETY: so is the linker's structure of it, with its name, and the section, if it has one.
+        unsafe {
+            let LoadedModule { name, dynamic, .. } = module.as_ref()?;
+            CStr::from_ptr(*name).hash(&mut hash);
+            if !dynamic.is_null() {
+                Dynamic::entries(*dynamic).for_each(|entry| entry.hash(&mut hash));
+            }
+        }
         Some(Self { structure: module.addr(), start, end, file: hash.finish() })
     }
 }
@@ -190,44 +197,37 @@ fn holds(base: usize, header: &Elf64_Phdr, address: usize) -> bool {
     header.p_type == PT_LOAD && address.wrapping_sub(start) < header.p_memsz as usize
 }
 
-/// What `wanted` makes of the first file of a module for which it makes something, in the order in which they were loaded.
-/// The program itself has no name; where it has libibverbs, nothing is looked for. Allocates nothing, and takes 5 KiB of
-/// stack, which its callers otherwise do not.
+/// What `wanted` makes of the file of a module for which it makes something, of the latest first. The program itself has no
+/// name; where it has libibverbs, nothing is looked for. Allocates nothing, and takes 5 KiB of stack, which its callers
+/// otherwise do not.
+///
+/// From the last place down: what is unloaded meanwhile moves those above it down, into places that come yet, and what is loaded
+/// comes above all. So none that stays is passed over.
 #[inline(never)]
 pub(crate) fn among_loaded<T>(mut wanted: impl FnMut(&CStr) -> Option<T>) -> Option<T> {
-    /// Of modules that are unloaded meanwhile, the next ones' places become others'.
-    const TRIES: usize = 8;
     let mut name = [0; libc::PATH_MAX as usize];
-    for _ in 0..TRIES {
-        let (mut place, mut before) = (0, None);
-        let mut is_whole = true;
-        while let Some(unloaded) = name_at(place, &mut name) {
-            is_whole &= *before.get_or_insert(unloaded) == unloaded;
-            let file = CStr::from_bytes_until_nul(&name).ok().filter(|file| !file.is_empty());
-            if let Some(made) = file.and_then(&mut wanted) {
-                return Some(made);
-            }
-            place += 1;
-        }
-        if is_whole {
-            break;
-        }
-    }
-    None
+    (0..count_of_modules()).rev().find_map(|place| {
+        name[0] = 0;
+        name_at(place, &mut name);
+        let file = CStr::from_bytes_until_nul(&name).ok().filter(|file| !file.is_empty());
+        file.and_then(&mut wanted)
+    })
+}
+
+fn count_of_modules() -> usize {
+    usize::MAX - name_at(usize::MAX, &mut [])
 }
 
 /// A search for the module at a place in the order in which they were loaded.
 struct AtPlace<'n> {
     /// How many are loaded before it, less one for each that was gone by.
     left: usize,
-    /// Becomes its file, as a C string; empty for one that does not fit.
+    /// Becomes its file, as a C string, if that fits.
     name: &'n mut [u8],
-    /// Becomes how many modules were unloaded until now.
-    unloaded: Option<u64>,
 }
 
-/// Writes the name of the file at this place. How many modules were unloaded until now; `None` if there are not as many.
-fn name_at(place: usize, name: &mut [u8]) -> Option<u64> {
+/// Writes the name of the file at this place, if there is one. How many places there are too few.
+fn name_at(place: usize, name: &mut [u8]) -> usize {
     /// # Safety
     ///
     /// Called by `dl_iterate_phdr` with an [`AtPlace`] as its argument.
@@ -244,17 +244,13 @@ fn name_at(place: usize, name: &mut [u8]) -> Option<u64> {
         }
         // SAFETY: as above.
         let name = unsafe { CStr::from_ptr(module.dlpi_name) }.to_bytes_with_nul();
-        match at.name.get_mut(..name.len()) {
-            Some(place) => place.copy_from_slice(name),
-            None => at.name[0] = 0,
-        }
-        at.unloaded = Some(module.dlpi_subs);
+        at.name.get_mut(..name.len()).into_iter().for_each(|place| place.copy_from_slice(name));
         1
     }
-    let mut at = AtPlace { left: place, name, unloaded: None };
+    let mut at = AtPlace { left: place, name };
     // SAFETY: `note` gets `at` back as its argument, and only during this call.
     unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut at).cast()) };
-    at.unloaded
+    at.left
 }
 
 /// A handle of a file that is loaded.
