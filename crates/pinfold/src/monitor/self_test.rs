@@ -49,6 +49,9 @@ fn spawn_changer(page: &Arc<AtomicPage>) -> Changer {
     page.word().store(1, Ordering::Relaxed);
     let change = Change { page: Arc::clone(page), is_done: AtomicBool::new(false) };
     LeanThread::spawn(c"pinfold-test", change, |change| {
+        // One that was joined may have its part in the process's directories for a moment longer (`do_exit` lets go of memory,
+        // for which a join waits, before it does of `fs`): the program may not enter a mount namespace then.
+        thread::leave_directory_and_semaphores();
         // A failure shows as a page that keeps its contents.
         let _ = change.page.replace();
         // Release: the replacement has returned.
