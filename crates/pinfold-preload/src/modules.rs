@@ -18,8 +18,8 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A loaded module: the linker's structure of it, its place, its file's name and what the linker reads of it. All are those of
-/// another one only if it was unloaded, and a file of the same name that differs from it in code and data alone was loaded in its
-/// place.
+/// another one only if it was unloaded, and a file of the same name, with the same numbers in its dynamic section, was loaded in
+/// its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Module {
     structure: usize,
