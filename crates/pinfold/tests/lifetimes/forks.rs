@@ -16,8 +16,10 @@ use pinfold::{
     Access, AddressRange, Cache, Config, DeregisterError, GetError, Monitor, RegisterError,
     Registrar, RegistrarLimits,
 };
+use pinfold_kernel::thread::LeanThread;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
@@ -87,19 +89,24 @@ impl Drop for StopsOthers<'_> {
 fn a_fork_among_busy_threads_leaves_a_child_that_starts_afresh() {
     alone("forks::a_fork_among_busy_threads_leaves_a_child_that_starts_afresh", || {
         let Some(world) = World::leaked() else { return };
-        let stop = AtomicBool::new(false);
+        let (stop, have_begun) = (AtomicBool::new(false), Barrier::new(3));
         std::thread::scope(|scope| {
             let _stops = StopsOthers(&stop);
             scope.spawn(|| {
+                have_begun.wait();
                 while !stop.load(Ordering::Relaxed) {
                     world.is_fresh();
                 }
             });
             scope.spawn(|| {
+                have_begun.wait();
                 while !stop.load(Ordering::Relaxed) {
-                    std::thread::spawn(|| ()).join().unwrap();
+                    // Not by the standard library: a new thread of that holds a lock of its own for a moment, which a child
+                    // that is forked then finds taken for ever, and its first new thread waits for.
+                    LeanThread::spawn(c"other", (), |()| ()).unwrap().join();
                 }
             });
+            have_begun.wait();
             for round in 0..100 {
                 let child = fork(|| {
                     is_forked(world);
