@@ -838,6 +838,7 @@ struct Enlisted<'c, R: Registrar, M: Monitor> {
     /// Whether it is measured what this takes.
     is_timed: bool,
     has_landed: bool,
+    /// The device had no room for what was asked for, and is asked again if room is made: the verdict stands till then.
     lacks_room: bool,
 }
 
