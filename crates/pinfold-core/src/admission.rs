@@ -91,7 +91,7 @@ const HARMLESS: u64 = 8;
 /// What this machine takes for a range, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UseCosts {
-    /// Registering for one use and deregistering behind it.
+    /// Registering for one use and deregistering behind it, with all that is done for that.
     pub per_use: u64,
     /// A use of what is kept.
     pub hit: u64,
@@ -294,13 +294,13 @@ impl LearnedCost {
 }
 
 /// Whether what the miss at `tick` takes is measured: one in eight, because clocks are slow. Not each eighth: of a program that
-/// uses ranges in turn, one would always be measured and another never.
+/// uses ranges in turn, one would always be measured and another never. The first miss of a cache, at tick 1, is measured.
 pub(crate) const fn is_sampled(tick: u64) -> bool {
     const EACH: u64 = 8;
-    mixed(tick) < u64::MAX / EACH
+    mixed(tick.wrapping_sub(1)) < u64::MAX / EACH
 }
 
-/// What registering, watching and asking take here, learnt while running.
+/// What registering, what surrounds it, watching and asking take here, learnt while running.
 #[derive(Default, Debug)]
 pub(crate) struct LearnedCosts {
     /// By the logarithm of the length.
@@ -308,6 +308,7 @@ pub(crate) struct LearnedCosts {
     deregister: [LearnedCost; LENGTHS],
     watch: LearnedCost,
     check: LearnedCost,
+    slow_path: LearnedCost,
 }
 
 /// Lengths of 2^8 to 2^39 bytes are told apart.
@@ -331,6 +332,11 @@ impl LearnedCosts {
         self.check.observe(nanoseconds);
     }
 
+    /// What surrounds a registration: what is asked for it, the locks, the books.
+    pub(crate) fn went_slowly(&mut self, nanoseconds: u64) {
+        self.slow_path.observe(nanoseconds);
+    }
+
     /// Whether something of that length was registered.
     pub(crate) fn knows(&self, range: AddressRange) -> bool {
         self.register[length_class(range)].nanoseconds().is_some()
@@ -341,7 +347,8 @@ impl LearnedCosts {
     pub(crate) fn of(&self, range: AddressRange, change: u64) -> Option<UseCosts> {
         let class = length_class(range);
         let deregister = self.deregister[class].nanoseconds().unwrap_or(0);
-        let per_use = self.register[class].nanoseconds()?.saturating_add(deregister);
+        let registering = self.register[class].nanoseconds()?.saturating_add(deregister);
+        let per_use = registering.saturating_add(self.slow_path.nanoseconds().unwrap_or(0));
         let hit = self.check.nanoseconds().unwrap_or(0);
         let surcharge = self.watch.nanoseconds().unwrap_or(0).saturating_add(change);
         Some(UseCosts { per_use, hit, keeping: per_use.saturating_add(surcharge) })
@@ -577,7 +584,8 @@ mod tests {
         learned.deregistered(page(0), 1_000);
         learned.watched(500);
         learned.checked(250);
-        let expected = UseCosts { per_use: 3_000, hit: 250, keeping: 3_507 };
+        learned.went_slowly(100);
+        let expected = UseCosts { per_use: 3_100, hit: 250, keeping: 3_607 };
         assert_eq!(learned.of(page(1), 7), Some(expected));
         assert_eq!(learned.of(AddressRange::new(4096, 8192).unwrap(), 7), None);
     }

@@ -27,6 +27,10 @@ impl Checkup {
         Self { seen, took: None }
     }
 
+    pub(crate) const fn took(self) -> Option<u64> {
+        self.took
+    }
+
     /// Whether the monitor reports every change still.
     pub(crate) const fn sees_all(&self) -> bool {
         self.seen.is_ok()

@@ -90,6 +90,13 @@ pub(crate) struct Spent {
     departures: u64,
 }
 
+/// When a registration was measured: how long it took to watch and to register, and when it became a lease.
+#[derive(Clone, Copy)]
+struct Flown {
+    took: Option<u64>,
+    landed: Option<u64>,
+}
+
 /// Why a registration did not become a lease.
 enum Unlanded {
     Refused(RegisterError),
@@ -123,6 +130,8 @@ struct Attempt {
     is_narrow: bool,
     /// What the system counted for the registration before, if that was more than was planned: as much is planned for.
     counted: Amount,
+    /// Whether it is measured what this round takes.
+    is_sampled: bool,
     begun: Begun,
 }
 
@@ -130,7 +139,8 @@ impl Attempt {
     /// One whose registration is not to be kept waits for no other: what others register is kept.
     fn new(begun: Begun) -> Self {
         let waited = begun.uses == Uses::One;
-        Self { waited, past_budget: false, is_narrow: false, counted: Amount::ZERO, begun }
+        let counted = Amount::ZERO;
+        Self { waited, past_budget: false, is_narrow: false, counted, is_sampled: false, begun }
     }
 }
 
@@ -196,9 +206,11 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             // Forked inside the device or a callback.
             self.refuse_child()?;
             self.0.index.prepare_places(Region::new);
+            let is_sampled = self.0.is_sampled();
+            attempt.is_sampled = is_sampled;
+            let began = self.0.now_if(is_sampled);
             // In each round: the mapping may have changed meanwhile.
             let plan = self.plan(want, terms, attempt);
-            let is_sampled = self.0.is_sampled();
             let asked = match attempt.begun.answer {
                 Answer::Current if !is_sampled => None,
                 Answer::News(seen) if !is_sampled => Some(Checkup::of(seen)),
@@ -230,7 +242,10 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                     let tried = enlisted.plan;
                     // SAFETY: the caller's promise.
                     match unsafe { enlisted.fly(want) } {
-                        Ok(lease) => return Ok(lease),
+                        Ok((lease, flown)) => {
+                            self.note_slow_path(began, asked, flown);
+                            return Ok(lease);
+                        }
                         Err(Unlanded::CountsMore(amount)) => attempt.counted = amount,
                         Err(Unlanded::Refused(error)) => {
                             attempt.is_narrow |= self.recover(want, tried, error, &mut recalls)?;
@@ -239,6 +254,16 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                 }
             }
         }
+    }
+
+    /// What a round that `began` then took besides what is measured by itself: it is a part of what each registration costs, and
+    /// of no hit.
+    fn note_slow_path(self, began: Option<u64>, asked: Option<Checkup>, flown: Flown) {
+        let Some((took, known)) = since(began, flown.landed).zip(flown.took) else { return };
+        let known = known.saturating_add(asked.and_then(Checkup::took).unwrap_or(0));
+        let beside = took.saturating_sub(known);
+        // In a forked child nothing is learnt.
+        let _forked = self.0.locked(|writer| writer.costs.went_slowly(beside));
     }
 
     /// `plan` is of a registration made for `want`.
@@ -285,7 +310,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                 let (allowed, held) = (u32::MAX as usize, writer.held.regions);
                 let full = Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 };
                 let per_use = self.per_use_by_choice(writer, want, range, attempt);
-                let is_timed = self.0.is_sampled() || !writer.costs.knows(range);
+                let is_timed = attempt.is_sampled || !writer.costs.knows(range);
                 let enlisted = self.enlist(writer, plan, per_use, is_timed);
                 enlisted.map(Step::Register).ok_or_else(|| {
                     self.0.give_budget(writer, plan.amount);
@@ -858,10 +883,11 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// # Safety
     ///
     /// As for [`Miss::get_slowly`].
-    unsafe fn fly(mut self, want: &Want) -> Result<Lease<'c, R, M>, Unlanded> {
+    unsafe fn fly(mut self, want: &Want) -> Result<(Lease<'c, R, M>, Flown), Unlanded> {
         let (shared, Plan { range, terms: Terms { access, .. }, .. }) =
             (self.listed.shared, self.plan);
-        let now = || shared.now_if(self.is_timed);
+        let is_timed = self.is_timed;
+        let now = || shared.now_if(is_timed);
         let began = now();
         let per_use = self.by_choice.or_else(|| Miss(shared).per_use(want, range));
         let watched = now();
@@ -908,7 +934,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         // Forked inside the registrar: the registration is the parent's, which lands it itself.
         let (lease, due) = landed.map_err(|Forked| FORKED_MEANWHILE)?;
         self.listed.due = due;
-        Ok(lease)
+        Ok((lease, Flown { took: since(began, registered), landed: now() }))
     }
 
     /// Takes what the registration that was just made counts more than was planned, or says what it counts in all.
@@ -916,10 +942,15 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// **Why this answer lasts.** The program may have the kernel move small pages together into a huge one
     /// (`MADV_COLLAPSE`) between the plan and the registration, and the kernel counts that as a whole. Once a page is
     /// pinned, those around it are moved no more; and a huge page that is taken apart counts what it counted.
-    /// So between the kernel's counting and this, and no longer, the budget may count less than the kernel.
+    /// So between the kernel's counting and this, and no longer, the budget may count less than the kernel. What is registered for
+    /// one use counts what was planned, though it may be more for so long: to ask would cost as much as to register a page.
     fn count_behind(&mut self) -> Result<Result<(), Amount>, Forked> {
         let miss = Miss(self.listed.shared);
         miss.refuse_child()?;
+        // What is past the budget is counted as it is, for nothing is spared by that.
+        if self.by_choice.is_some_and(|why| why != PerUse::Full) {
+            return Ok(Ok(()));
+        }
         let amount = miss.counted(self.plan.range);
         let more = amount - self.plan.amount;
         let taken = more == Amount::ZERO || miss.0.locked(|writer| self.take_more(writer, more))?;

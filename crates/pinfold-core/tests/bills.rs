@@ -38,10 +38,18 @@ struct Costs {
     watch: u64,
     check: u64,
     change: u64,
+    /// What the device takes to say what it would count.
+    widen: u64,
 }
 
-const PLAIN: Costs =
-    Costs { register: |_| 1_000, deregister: |_| 500, watch: 1_000, check: 300, change: 40_000 };
+const PLAIN: Costs = Costs {
+    register: |_| 1_000,
+    deregister: |_| 500,
+    watch: 1_000,
+    check: 300,
+    change: 40_000,
+    widen: 0,
+};
 
 struct Slow<T>(T, Costs);
 
@@ -51,6 +59,11 @@ unsafe impl Registrar for Slow<SimRegistrar> {
 
     fn limits(&self) -> RegistrarLimits {
         self.0.limits()
+    }
+
+    fn widened(&self, range: AddressRange) -> AddressRange {
+        spend(self.1.widen);
+        self.0.widened(range)
     }
 
     unsafe fn register(
@@ -188,6 +201,20 @@ fn cost(costs: Costs, keep: Keep, program: fn(&World)) -> u64 {
     let before = world.bill();
     (0..TURNS).for_each(|_| program(&world));
     (world.bill() - before) / TURNS
+}
+
+/// Registering and deregistering are the lesser part of what a use costs that is not kept.
+#[test]
+fn what_surrounds_a_registration_is_a_part_of_its_price() {
+    let costs = Costs { widen: 3_000, ..PLAIN };
+    let program = |world: &World| {
+        (0..16).for_each(|_| _ = world.reads(pages(0, 1)));
+        world.changes(pages(0, 1));
+    };
+    let [ours, kept, rented] =
+        [Keep::WhenItPays, Keep::Always, Keep::Never].map(|keep| cost(costs, keep, program));
+    assert!(kept < rented * 3 / 4, "{kept} of {rented}");
+    assert!(ours <= kept + kept / 20, "{ours}, {kept} if kept always, {rented} if never");
 }
 
 /// What is measured of the one range in turn is not what is measured of the other: the end of the header is dear.

@@ -30,13 +30,9 @@ impl HugePages {
     /// there yet, one is made, as registering would: it may be a huge one.
     ///
     /// A system call for each end, or one for both of a range in one small page: some 0.3 µs each. Two more where no page is
-    /// there yet, and of huge pages, where all sizes are wanted. A page that is split at the same moment is taken for huge or
+    /// there yet, and of huge pages one, or two where all sizes are wanted. A page that is split at the same moment is taken for huge or
     /// not.
     pub(crate) fn around(&self, range: AddressRange) -> AddressRange {
-        // A number that stands for another file by now is not asked.
-        if !self.pages.is_ours() {
-            return range;
-        }
         let first = self.page_at(range.start());
         let start = first.map_or(range.start(), |page| page.start());
         let last = range.end() - 1;
@@ -46,7 +42,10 @@ impl HugePages {
             _ => self.page_at(last),
         };
         let end = last.map_or(range.end(), |page| page.end());
-        AddressRange::between(start, end).unwrap_or(range)
+        let widened = AddressRange::between(start, end).unwrap_or(range);
+        // A number that stands for another file by now is not believed. To ask that costs as much as the question itself, and
+        // most pages are small, so only of an answer that makes a difference.
+        if widened == range || self.pages.is_ours() { widened } else { range }
     }
 
     /// The huge page that `address` is in.
