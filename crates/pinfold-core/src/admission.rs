@@ -60,8 +60,10 @@
 //!   caller that can do without cheaply (`get_if_worth`), or that only asks what is there (`get_if_cached`): a program that uses
 //!   a long range once in each life, and a page of it often, has the long range kept each time, which costs more than to register
 //!   both for each use, up to the price.
-//! - Rights that do not contain each other are registrations of their own, and buy with the rents of the range: twice as much
-//!   becomes once more for each, and the one that ends first is judged for all.
+//! - Rights that do not contain each other are registrations of their own, kept by one purchase, and the one that was bought is
+//!   judged by its own hits: twice as much becomes once more for each.
+//! - Ranges that overlap are ranges of their own, and each pays its own price: uses of ever other parts of a buffer are rented
+//!   longer than uses of the same.
 //!
 //! # Bounded memory
 //!
@@ -69,8 +71,9 @@
 //! a full set a newcomer challenges one of the others, at random: it takes the place, and what that one has paid, as often as its
 //! own rent is a part of both ([RAP][2] does so with the poorest; at random, what is used no more does not stay for being rich).
 //! So what is paid in a set buys something there in the end, and each range's uses have their part in it, however many share it:
-//! where none changes, all are kept in the end. On average a purchase still follows rents of its price. What a range's purchases
-//! were worth is forgotten with its place.
+//! where none changes, all are kept in the end. On average a purchase still follows rents of its price, where those of a set have
+//! like prices: dear ranges that were rented, and are used no more, are in the way of cheap ones until these have paid as much.
+//! What a range's purchases were worth is forgotten with its place.
 //!
 //! [2]: https://doi.org/10.1109/INFOCOM.2017.8057075
 
@@ -114,16 +117,19 @@ impl UseCosts {
 
 /// What to do for a use of a range that is not kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// Register for this use.
     RegisterPerUse,
-    /// Watch the range and keep its registration.
+    /// Watch the range and keep its registration. That costs hardly more than to register it for this use, or it is kept
+    /// already and this is for other rights: nobody is to say when it ends.
     Keep,
+    /// The same, paid for by what was rented. [`Admission::end`] is to be called when the range is not kept any more.
+    Buy,
 }
 
 /// Remembers what ranges have cost that were registered for each use. 112 KiB at most, made as they are needed.
 #[derive(Default, Debug)]
-pub struct Admission {
+pub(crate) struct Admission {
     sets: Chunked<[Account; WAYS]>,
     /// How many newcomers found their set full: what their dice are made of.
     newcomers: u64,
@@ -148,69 +154,86 @@ struct Account {
 struct Purchase {
     price: u64,
     rent: u64,
-    /// The one before had not ended.
-    is_second: bool,
 }
 
 impl Admission {
     /// Of ranges that were never used.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { sets: Chunked::new(), newcomers: 0 }
     }
 
     /// What to do for a use of `range`, which is not kept now. Some ten nanoseconds, whatever was
     /// used before.
     ///
-    /// After [`Verdict::Keep`], [`end`](Self::end) is to be called when the range is not kept any more.
-    pub fn decide(&mut self, range: AddressRange, costs: UseCosts) -> Verdict {
+    /// After [`Verdict::Buy`], [`end`](Self::end) is to be called when the range is not kept any more.
+    pub(crate) fn decide(&mut self, range: AddressRange, costs: UseCosts) -> Verdict {
+        if self.pays(range, costs) { self.buy(range, costs) } else { Verdict::RegisterPerUse }
+    }
+
+    /// Whether keeping `range` pays by now, for one use more. If not, that one is rented.
+    pub(crate) fn pays(&mut self, range: AddressRange, costs: UseCosts) -> bool {
         let (rent, price) = (costs.rent(), costs.keeping);
         if rent == 0 {
-            return Verdict::RegisterPerUse;
+            return false;
         }
         if costs.is_keeping_harmless() {
-            return Verdict::Keep;
+            return true;
         }
         let set = self.sets.made(set_of(range), || [Account::FREE; WAYS]);
         let own = set.iter_mut().find(|account| account.range == Some(range));
         let mut account = own.as_deref().copied().unwrap_or(Account::of(range));
         account.paid = account.paid.saturating_add(rent);
-        let keep = account.paid >> account.patience > price;
-        if keep {
-            account.bought = Some(Purchase { price, rent, is_second: account.bought.is_some() });
-        }
+        let pays = account.has_paid_for(price);
         match own {
             Some(own) => *own = account,
             None => open_account(set, account, price, &mut self.newcomers),
         }
-        if keep { Verdict::Keep } else { Verdict::RegisterPerUse }
+        pays
     }
 
-    /// Whether `range` was bought while it was bought already, as for more rights: then what the first spared counts for both.
-    pub(crate) fn is_second(&self, range: AddressRange) -> bool {
-        let accounts = self.sets.get(set_of(range)).into_iter().flatten();
-        let mut bought = accounts.filter(|it| it.range == Some(range)).filter_map(|it| it.bought);
-        bought.any(|purchase| purchase.is_second)
+    /// Keeps `range`, where keeping it [pays](Self::pays): it is bought, if its account has paid for that and it is not bought
+    /// already.
+    pub(crate) fn buy(&mut self, range: AddressRange, costs: UseCosts) -> Verdict {
+        let (rent, price) = (costs.rent(), costs.keeping);
+        let is_free = rent == 0 || costs.is_keeping_harmless();
+        let account = self
+            .account(range)
+            .filter(|account| !is_free && account.bought.is_none() && account.has_paid_for(price));
+        match account {
+            Some(account) => {
+                account.bought = Some(Purchase { price, rent });
+                Verdict::Buy
+            }
+            None => Verdict::Keep,
+        }
+    }
+
+    /// What was bought was not had, and is tried again: it is bought again then.
+    pub(crate) fn retract(&mut self, range: AddressRange) {
+        self.account(range).into_iter().for_each(|account| account.bought = None);
+    }
+
+    /// What was to be bought, or was and is [retracted](Self::retract), cannot be had: that was in vain.
+    pub(crate) fn abandon(&mut self, range: AddressRange) {
+        let account = self.account(range).filter(|it| it.bought.is_none() && it.paid > 0);
+        account.into_iter().for_each(|account| account.conclude(None));
+    }
+
+    fn account(&mut self, range: AddressRange) -> Option<&mut Account> {
+        let set = self.sets.get_mut(set_of(range))?;
+        set.iter_mut().find(|account| account.range == Some(range))
     }
 
     /// `range` is not kept any more, and `hits` uses have found it so: whether keeping it was in vain. What was paid is
     /// forgotten, and what the uses spared is paid instead, if it is what keeping cost at least. Nothing happens for a
     /// range that was kept without a verdict.
-    pub fn end(&mut self, range: AddressRange, hits: u64) {
-        let Some(set) = self.sets.get_mut(set_of(range)) else { return };
-        let Some(account) = set.iter_mut().find(|account| account.range == Some(range)) else {
-            return;
-        };
-        let Some(Purchase { price, rent, .. }) = account.bought.take() else { return };
+    pub(crate) fn end(&mut self, range: AddressRange, hits: u64) {
+        let Some(account) = self.account(range) else { return };
+        let Some(Purchase { price, rent }) = account.bought.take() else { return };
         // The use for which it was bought would have been rented, too.
         let spared = hits.saturating_add(1).saturating_mul(rent);
-        let (pays, was_rented) = (spared >= price, !account.has_paid);
-        account.patience = match pays {
-            false if was_rented => (account.patience + 1).min(MOST_PATIENCE),
-            _ => 0,
-        };
-        account.has_paid = pays;
         // Twice the price, for what is to be bought may have become dearer; not more, so that the poor of a set are seen.
-        account.paid = if pays { spared.min(price.saturating_mul(2)) } else { 0 };
+        account.conclude((spared >= price).then(|| spared.min(price.saturating_mul(2))));
     }
 }
 
@@ -220,11 +243,26 @@ impl Account {
     const fn of(range: AddressRange) -> Self {
         Self { range: Some(range), ..Self::FREE }
     }
+
+    const fn has_paid_for(&self, price: u64) -> bool {
+        self.paid >> self.patience > price
+    }
+
+    /// A purchase is over that spared so much, or was in vain.
+    fn conclude(&mut self, spared: Option<u64>) {
+        let was_rented = !self.has_paid;
+        self.patience = match spared {
+            None if was_rented => (self.patience + 1).min(MOST_PATIENCE),
+            _ => 0,
+        };
+        self.has_paid = spared.is_some();
+        self.paid = spared.unwrap_or(0);
+    }
 }
 
 /// Remembers what was paid for a newcomer, of this price. In a full set it takes the place of another, and what that has paid,
-/// as often as its own rent is a part of both. What is bought has had what it paid: of that no more counts than the newcomer's
-/// price.
+/// as often as its own rent is a part of both. What is bought, or was and paid, has had what it paid: of that no more counts than
+/// the newcomer's price.
 fn open_account(set: &mut [Account; WAYS], newcomer: Account, price: u64, newcomers: &mut u64) {
     if let Some(free) = set.iter_mut().find(|account| account.range.is_none()) {
         *free = newcomer;
@@ -233,7 +271,8 @@ fn open_account(set: &mut [Account; WAYS], newcomer: Account, price: u64, newcom
     *newcomers = newcomers.wrapping_add(1);
     let dice = mixed(*newcomers);
     let other = &mut set[usize::try_from(dice % WAYS as u64).unwrap_or(0)];
-    let stake = if other.bought.is_some() { other.paid.min(price) } else { other.paid };
+    let has_had_it = other.bought.is_some() || other.has_paid;
+    let stake = if has_had_it { other.paid.min(price) } else { other.paid };
     let paid = stake.saturating_add(newcomer.paid);
     if dice / WAYS as u64 % paid < newcomer.paid {
         *other = Account { paid, ..newcomer };
@@ -256,11 +295,14 @@ fn set_of(range: AddressRange) -> usize {
 }
 
 /// A cost that is learnt while running: a moving average that no single outlier moves far, such as a
-/// registration in the middle of which the thread lost its processor.
+/// registration in the middle of which the thread lost its processor. The first figures may be outliers, too: of them the least
+/// counts.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct LearnedCost {
     /// In sixteenths of a nanosecond; 0 if nothing was measured.
     average: u64,
+    /// How many there were, up to [`FIRST`](Self::FIRST).
+    figures: u8,
 }
 
 impl LearnedCost {
@@ -269,12 +311,17 @@ impl LearnedCost {
     /// A figure counts for at most so many times the average.
     const MOST: u64 = 4;
     const FRACTIONS: u64 = 16;
+    /// So many figures are the first.
+    const FIRST: u8 = 4;
 
     /// Something took `nanoseconds`.
     pub fn observe(&mut self, nanoseconds: u64) {
         let figure = nanoseconds.saturating_mul(Self::FRACTIONS).max(1);
+        let is_first = self.figures < Self::FIRST;
+        self.figures += u8::from(is_first);
         self.average = match self.average {
             0 => figure,
+            average if is_first => average.min(figure),
             average => {
                 let figure = figure.min(average.saturating_mul(Self::MOST));
                 // Up, so that what was nothing at first does not stay nothing.
@@ -414,7 +461,7 @@ mod tests {
                         continue;
                     }
                     let verdict = admission.decide(page(number), costs);
-                    bill.kept = verdict == Verdict::Keep;
+                    bill.kept = verdict != Verdict::RegisterPerUse;
                     hits[number] = 0;
                     bill.ours += if bill.kept { costs.keeping + costs.hit } else { costs.per_use };
                 }
@@ -558,7 +605,7 @@ mod tests {
         let mut admission = Admission::new();
         let mut bought_after = |hits| {
             let keeps =
-                |admission: &mut Admission| admission.decide(page(0), costs) == Verdict::Keep;
+                |admission: &mut Admission| admission.decide(page(0), costs) == Verdict::Buy;
             let uses = (1..).find(|_| keeps(&mut admission));
             admission.end(page(0), hits);
             uses
@@ -611,7 +658,7 @@ mod tests {
         let often = page(0);
         let kept = (1..100_000_usize).any(|number| {
             let used_once = (set_of(page(number)) == set_of(often)).then(|| page(number));
-            let mut keeps = |range| admission.decide(range, costs) == Verdict::Keep;
+            let mut keeps = |range| admission.decide(range, costs) == Verdict::Buy;
             assert!(!used_once.is_some_and(&mut keeps), "used once");
             number % (3 * SETS) == 0 && keeps(often)
         });
@@ -632,7 +679,7 @@ mod tests {
         let often: Vec<_> = pages.by_ref().take(WAYS).collect();
         let mut admission = Admission::new();
         let life = |admission: &mut Admission, range| {
-            let uses = (1..).find(|_| admission.decide(range, costs) == Verdict::Keep);
+            let uses = (1..).find(|_| admission.decide(range, costs) == Verdict::Buy);
             admission.end(range, 100);
             uses.unwrap()
         };
@@ -655,7 +702,7 @@ mod tests {
             let mut uses = 0;
             while !rented.is_empty() {
                 uses += rented.len();
-                rented.retain(|&range| admission.decide(range, costs) != Verdict::Keep);
+                rented.retain(|&range| admission.decide(range, costs) != Verdict::Buy);
             }
             // Each pays rents of the price, on average.
             assert!(uses < 3 * count * 18, "{uses} of {count}");
@@ -670,10 +717,10 @@ mod tests {
         let mut admission = Admission::new();
         let mut pages = pages_of_one_set();
         for range in pages.by_ref().take(WAYS) {
-            assert!((0..1_000).any(|_| admission.decide(range, dear) == Verdict::Keep));
+            assert!((0..1_000).any(|_| admission.decide(range, dear) == Verdict::Buy));
         }
         let uses_until_kept =
-            |range| (1..10_000).find(|_| admission.decide(range, cheap) == Verdict::Keep).unwrap();
+            |range| (1..10_000).find(|_| admission.decide(range, cheap) == Verdict::Buy).unwrap();
         let uses: usize = pages.take(50).map(uses_until_kept).sum();
         assert!(uses < 50 * 3 * 18, "{uses}");
     }
@@ -703,7 +750,7 @@ mod tests {
         let costs = UseCosts { per_use: 1 << 60, hit: 0, keeping: 3 << 61 };
         let mut admission = Admission::new();
         let mut uses_until_kept = || {
-            let uses = (1..100).find(|_| admission.decide(page(0), costs) == Verdict::Keep);
+            let uses = (1..100).find(|_| admission.decide(page(0), costs) == Verdict::Buy);
             admission.end(page(0), 0);
             uses
         };
@@ -715,7 +762,7 @@ mod tests {
         let copied = UseCosts { per_use: 12, hit: 2, keeping: 50 };
         let registered = UseCosts { per_use: 8_000, hit: 300, keeping: 370_000 };
         let mut admission = Admission::new();
-        assert!((0..10).any(|_| admission.decide(page(0), copied) == Verdict::Keep));
+        assert!((0..10).any(|_| admission.decide(page(0), copied) == Verdict::Buy));
         admission.end(page(0), 12);
         assert_eq!(admission.decide(page(0), registered), Verdict::RegisterPerUse);
     }
@@ -726,7 +773,7 @@ mod tests {
         let costs = UseCosts { per_use: 1_100, hit: 100, keeping: 10_000 };
         let mut admission = Admission::new();
         let mut uses_until_kept = || {
-            let uses = (1..).find(|_| admission.decide(page(0), costs) == Verdict::Keep);
+            let uses = (1..).find(|_| admission.decide(page(0), costs) == Verdict::Buy);
             let dearer = UseCosts { keeping: 1_000_000, ..costs };
             assert_eq!(admission.decide(page(0), dearer), Verdict::RegisterPerUse);
             admission.end(page(0), 0);
@@ -739,6 +786,9 @@ mod tests {
     fn an_outlier_moves_what_was_learnt_a_little() {
         let mut cost = LearnedCost::default();
         assert_eq!(cost.nanoseconds(), None);
+        cost.observe(10_000_000);
+        cost.observe(1_000);
+        assert_eq!(cost.nanoseconds(), Some(1_000), "the first was one");
         (0..100).for_each(|_| cost.observe(1_000));
         assert_eq!(cost.nanoseconds(), Some(1_000));
         cost.observe(1_000_000_000);

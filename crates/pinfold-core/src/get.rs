@@ -159,13 +159,10 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
         let Some(range) = Miss(self.shared).worth_keeping(&want, costs)? else { return Ok(None) };
         let shared = self.shared;
         // SAFETY: the caller's promise.
-        let lease = unsafe { self.to_keep().get() };
-        // Of another range, because this one could not be registered, no end is noted.
-        let is_kept = |lease: &Lease<'_, R, M>| lease.is_cached() && lease.registered() == range;
+        let lease = unsafe { Self { uses: Uses::Worth(costs), ..self }.get() };
         // Suspended, nothing was tried: what was paid is there when it goes on.
-        let was_tried = !matches!(lease, Err(GetError::Suspended { .. }));
-        if was_tried && !lease.as_ref().is_ok_and(is_kept) {
-            Miss(shared).note_not_kept(range)?;
+        if lease.as_ref().is_err_and(|error| !matches!(error, GetError::Suspended { .. })) {
+            Miss(shared).abandon(range)?;
         }
         lease.map(Some)
     }

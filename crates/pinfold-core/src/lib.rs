@@ -111,7 +111,7 @@ mod waits;
 mod watchers;
 
 pub use access::Access;
-pub use admission::{Admission, LearnedCost, UseCosts, Verdict};
+pub use admission::{LearnedCost, UseCosts};
 pub use barrier::Barriers;
 pub use budget::{Account, Amount, Lender, Recalls, Refusal};
 pub use cache::{Cache, Checked};

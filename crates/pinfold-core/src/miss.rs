@@ -38,6 +38,26 @@ pub(crate) enum Uses {
     One,
     /// There will be many.
     Many,
+    /// It was asked already whether keeping it pays, at these costs, and it does.
+    Worth(UseCosts),
+}
+
+/// What is decided of a registration before it is made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Decision {
+    ForOneUse(PerUse),
+    Keep,
+    /// The same, on its own account, which is told when that is over.
+    Buy,
+}
+
+impl Decision {
+    const fn per_use(self) -> Option<PerUse> {
+        match self {
+            Self::ForOneUse(why) => Some(why),
+            Self::Keep | Self::Buy => None,
+        }
+    }
 }
 
 /// What the slow path of a get begins with.
@@ -239,7 +259,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                     attempt.past_budget = self.make_room(spent, &mut recalls)?;
                 }
                 Step::Register(enlisted) => {
-                    let tried = enlisted.plan;
+                    let (tried, decision) = (enlisted.plan, enlisted.decision);
                     // SAFETY: the caller's promise.
                     match unsafe { enlisted.fly(want) } {
                         Ok((lease, flown)) => {
@@ -248,7 +268,11 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                         }
                         Err(Unlanded::CountsMore(amount)) => attempt.counted = amount,
                         Err(Unlanded::Refused(error)) => {
-                            attempt.is_narrow |= self.recover(want, tried, error, &mut recalls)?;
+                            let is_narrow = self.recover(want, tried, error, &mut recalls)?;
+                            if is_narrow && decision == Decision::Buy {
+                                self.abandon(tried.range)?;
+                            }
+                            attempt.is_narrow |= is_narrow;
                         }
                     }
                 }
@@ -309,9 +333,11 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             Ok(()) => {
                 let (allowed, held) = (u32::MAX as usize, writer.held.regions);
                 let full = Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 };
-                let per_use = self.per_use_by_choice(writer, want, range, attempt);
-                let is_timed = attempt.is_sampled || !writer.costs.knows(range);
-                let enlisted = self.enlist(writer, plan, per_use, is_timed);
+                let decision = self.decision(writer, want, range, attempt);
+                // What is bought is seldom measured otherwise: what it takes to watch decides whether another is.
+                let is_timed =
+                    attempt.is_sampled || decision == Decision::Buy || !writer.costs.knows(range);
+                let enlisted = self.enlist(writer, plan, decision, is_timed);
                 enlisted.map(Step::Register).ok_or_else(|| {
                     self.0.give_budget(writer, plan.amount);
                     GetError::Exhausted(full)
@@ -512,42 +538,46 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         self,
         writer: &mut Writer,
         plan: Plan,
-        by_choice: Option<PerUse>,
+        decision: Decision,
         is_timed: bool,
     ) -> Option<Enlisted<'c, R, M>> {
         let Plan { range, terms, .. } = plan;
         let number = self.take_place(writer)?;
         let region = self.0.region(number)?;
         let born = writer.unapplied.made();
-        writer.flights.push(match by_choice {
+        writer.flights.push(match decision.per_use() {
             None => Flight::new(range, terms, number, born),
             Some(_) => Flight::for_one_use(range, terms, number, born),
         });
         let listed = Listed::new(self.0, region, Want { range, terms });
-        Some(Enlisted { listed, plan, by_choice, is_timed, has_landed: false, lacks_room: false })
+        let (has_landed, is_tried_again) = (false, false);
+        Some(Enlisted { listed, plan, decision, is_timed, has_landed, is_tried_again })
     }
 
-    /// Why a registration of `range` is not to be kept though it may be.
-    fn per_use_by_choice(
+    /// Whether a registration of `range` is to be kept, if it may be.
+    fn decision(
         self,
         writer: &mut Writer,
         want: &Want,
         range: AddressRange,
         attempt: Attempt,
-    ) -> Option<PerUse> {
+    ) -> Decision {
         if attempt.past_budget {
-            return Some(PerUse::Full);
+            return Decision::ForOneUse(PerUse::Full);
         }
         if let Some(why) = self.per_use_by_rights(want) {
-            return Some(why);
+            return Decision::ForOneUse(why);
         }
-        match attempt.begun.uses {
-            Uses::One => Some(PerUse::Asked),
-            Uses::Unknown if !want.terms.vouched => {
-                let verdict = self.verdict(writer, range);
-                (verdict == Verdict::RegisterPerUse).then_some(PerUse::NotAdmitted)
-            }
-            _ => None,
+        let verdict = match attempt.begun.uses {
+            Uses::One => return Decision::ForOneUse(PerUse::Asked),
+            Uses::Unknown if !want.terms.vouched => self.verdict(writer, range),
+            Uses::Worth(costs) => writer.admission.buy(range, costs),
+            _ => Verdict::Keep,
+        };
+        match verdict {
+            Verdict::RegisterPerUse => Decision::ForOneUse(PerUse::NotAdmitted),
+            Verdict::Keep => Decision::Keep,
+            Verdict::Buy => Decision::Buy,
         }
     }
 
@@ -578,13 +608,13 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             return Ok(None);
         }
         let range = self.widest_served(want);
-        let verdict = self.0.locked(|writer| writer.admission.decide(range, costs))?;
-        Ok((verdict == Verdict::Keep).then_some(range))
+        let pays = self.0.locked(|writer| writer.admission.pays(range, costs))?;
+        Ok(pays.then_some(range))
     }
 
-    /// What was to be kept was not.
-    pub(crate) fn note_not_kept(self, range: AddressRange) -> Result<(), Forked> {
-        self.0.locked(|writer| writer.admission.end(range, 0))
+    /// What was to be bought cannot be had.
+    pub(crate) fn abandon(self, range: AddressRange) -> Result<(), Forked> {
+        self.0.locked(|writer| writer.admission.abandon(range))
     }
 
     /// Why a registration of `range`, begun now, must not be kept.
@@ -677,11 +707,9 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         needless.dedup();
         for &number in &needless {
             // One of the same range, with fewer rights, gives its account over to the new one.
-            match self.0.region(number) {
-                Some(old) if old.range() == Some(flight.range) => {
-                    let new = self.0.region(flight.number);
-                    let new = new.filter(|_| writer.admission.is_second(flight.range));
-                    new.into_iter().for_each(|new| new.add_hits(old.hits()));
+            match self.0.region(number).zip(self.0.region(flight.number)) {
+                Some((old, new)) if old.range() == Some(flight.range) => {
+                    old.take_bought().into_iter().for_each(|hits| new.set_bought(hits));
                 }
                 _ => self.0.note_kept_no_more(writer, number),
             }
@@ -858,13 +886,12 @@ impl<R: Registrar, M: Monitor> Drop for Listed<'_, R, M> {
 struct Enlisted<'c, R: Registrar, M: Monitor> {
     listed: Listed<'c, R, M>,
     plan: Plan,
-    /// Why it is not to be kept, though it may be.
-    by_choice: Option<PerUse>,
+    decision: Decision,
     /// Whether it is measured what this takes.
     is_timed: bool,
     has_landed: bool,
-    /// The device had no room for what was asked for, and is asked again if room is made: the verdict stands till then.
-    lacks_room: bool,
+    /// The same is tried again, if room is made: what was bought is bought then.
+    is_tried_again: bool,
 }
 
 impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
@@ -889,7 +916,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         let is_timed = self.is_timed;
         let now = || shared.now_if(is_timed);
         let began = now();
-        let per_use = self.by_choice.or_else(|| Miss(shared).per_use(want, range));
+        let per_use = self.decision.per_use().or_else(|| Miss(shared).per_use(want, range));
         let watched = now();
         // Forked inside the monitor or the clock: the device is the parent's.
         if shared.is_forked() {
@@ -901,16 +928,14 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         // SAFETY: the caller's promise covers the bytes of `want`; the rest of their pages is
         // registered too but no lease names it.
         let handle = unsafe { shared.registrar.register(range, access) };
-        // The same is tried again when there is room: that is decided then, by what was paid.
-        let is_tried_again = range == Miss(shared).pages_of(want);
-        let is_about_room = handle.as_ref().err().is_some_and(RegisterError::is_about_room);
-        self.lacks_room = is_about_room && is_tried_again;
+        self.is_tried_again = handle.as_ref().err().is_some_and(RegisterError::is_about_room);
         let handle = handle?;
         // Ended by whatever panics before it lands.
         let made = Made::new(&*shared.registrar, handle, range);
         let registered = now();
         let counted = self.count_behind();
         if let Ok(Err(amount)) = counted {
+            self.is_tried_again = true;
             return Err(Unlanded::CountsMore(amount));
         }
         // Forked inside the registrar: the registration is the parent's, which lands it itself.
@@ -948,7 +973,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         let miss = Miss(self.listed.shared);
         miss.refuse_child()?;
         // What is past the budget is counted as it is, for nothing is spared by that.
-        if self.by_choice.is_some_and(|why| why != PerUse::Full) {
+        if self.decision.per_use().is_some_and(|why| why != PerUse::Full) {
             return Ok(Ok(()));
         }
         let amount = miss.counted(self.plan.range);
@@ -958,7 +983,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     }
 
     fn take_more(&mut self, writer: &mut Writer, more: Amount) -> bool {
-        let past_budget = self.by_choice == Some(PerUse::Full);
+        let past_budget = self.decision == Decision::ForOneUse(PerUse::Full);
         let taken = check_sum(writer.held, more).is_ok()
             && Miss(self.listed.shared).take_budget(writer, more, past_budget).is_ok();
         if taken {
@@ -991,24 +1016,27 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
             Miss(shared).keep_per_use(writer, &flight, region, why);
             Lease::of_per_use(shared, region, pin, want.range)
         } else {
+            if self.decision == Decision::Buy {
+                region.set_bought(0);
+            }
             Miss(shared).supersede(writer, &flight);
             Lease::of_cached(shared, region, pin, want.range)
         }
     }
 
-    /// What was to be kept, if it was, is not.
+    /// What was bought, if it was, is not kept.
     fn note_not_kept(&self, writer: &mut Writer) {
-        if self.by_choice.is_none() {
-            writer.admission.end(self.plan.range, 0);
+        match self.decision {
+            Decision::Buy if self.is_tried_again => writer.admission.retract(self.plan.range),
+            Decision::Buy => writer.admission.end(self.plan.range, 0),
+            Decision::Keep | Decision::ForOneUse(_) => {}
         }
     }
 
     /// Gives everything back: nothing was registered.
     fn withdraw(&mut self, writer: &mut Writer) {
         let flight = self.listed.leave(writer);
-        if !self.lacks_room {
-            self.note_not_kept(writer);
-        }
+        self.note_not_kept(writer);
         self.listed.shared.give_budget(writer, self.plan.amount);
         writer.lists.give_place(flight.number);
         writer.watchers.deregistered(flight.number);

@@ -142,6 +142,8 @@ impl From<&Want> for Ask {
 /// So many hits of a region are counted: as many as keeping it must spare to have paid, but where each spares next to
 /// nothing.
 const MOST_HITS: u32 = 1_024;
+/// Instead of a number of hits: none are counted.
+const UNCOUNTED: u32 = u32::MAX;
 
 /// One place for a region.
 ///
@@ -160,8 +162,8 @@ pub(crate) struct Region<H> {
     mark: AtomicU64,
     /// The place's number in the arena.
     pub(crate) number: u32,
-    /// How many hits it had, up to [`MOST_HITS`]. The standard library's: nothing is proved with it, and a model of the
-    /// others need not try what each thread reads here.
+    /// How many hits it had, up to [`MOST_HITS`], if it was bought, so that they tell whether that paid; else [`UNCOUNTED`].
+    /// The standard library's: nothing is proved with it, and a model of the others need not try what each thread reads here.
     hits: AtomicU32,
     handle: UnsafeCell<MaybeUninit<H>>,
 }
@@ -190,7 +192,7 @@ impl<H: Copy> Region<H> {
             used: AtomicU64::new(0),
             mark: AtomicU64::new(0),
             number,
-            hits: AtomicU32::new(0),
+            hits: AtomicU32::new(UNCOUNTED),
             handle: UnsafeCell::new(MaybeUninit::uninit()),
         }
     }
@@ -214,7 +216,7 @@ impl<H: Copy> Region<H> {
         self.start.store(range.start(), Ordering::Relaxed);
         self.end.store(range.end(), Ordering::Relaxed);
         self.used.store(tick, Ordering::Relaxed);
-        self.hits.store(0, Ordering::Relaxed);
+        self.hits.store(UNCOUNTED, Ordering::Relaxed);
         let state = self.state.load(Ordering::Relaxed) & 0xff;
         let terms = u64::from(terms.bits());
         self.state.store(born.bits() << 16 | terms << 8 | state, Ordering::Relaxed);
@@ -327,17 +329,25 @@ impl<H: Copy> Region<H> {
         }
     }
 
-    /// Counts hits from before it was registered as its own: of the region whose place it takes, or of its own past.
-    pub(crate) fn add_hits(&self, hits: u64) {
-        let hits = u32::try_from(hits).unwrap_or(MOST_HITS);
-        // Relaxed, load and store: as in `count_hit`.
-        let sum = self.hits.load(Ordering::Relaxed).saturating_add(hits);
-        self.hits.store(sum.min(MOST_HITS), Ordering::Relaxed);
+    /// The region was bought, or takes over what was: it has had so many `hits`. The writer's lock is held, as for the next two.
+    pub(crate) fn set_bought(&self, hits: u64) {
+        let hits = u32::try_from(hits).map_or(MOST_HITS, |hits| hits.min(MOST_HITS));
+        self.hits.store(hits, Ordering::Relaxed);
     }
 
-    /// How many hits the region had since it was registered, as far as they were counted.
-    pub(crate) fn hits(&self) -> u64 {
-        self.hits.load(Ordering::Relaxed).into()
+    /// How many hits the region had since it was bought, as far as they were counted; `None` if it was not bought.
+    pub(crate) fn bought_hits(&self) -> Option<u64> {
+        let hits = self.hits.load(Ordering::Relaxed);
+        (hits != UNCOUNTED).then_some(hits.into())
+    }
+
+    /// The same, once: what comes behind is not counted for that purchase any more.
+    pub(crate) fn take_bought(&self) -> Option<u64> {
+        let hits = self.bought_hits()?;
+        // Relaxed, load and store: a hit that another thread counts at this moment may have it counted once more, of a region
+        // that hits find; then a purchase is judged twice, which costs time and nothing else.
+        self.hits.store(UNCOUNTED, Ordering::Relaxed);
+        Some(hits)
     }
 
     /// The tick of the last lease.
@@ -398,16 +408,22 @@ mod tests {
     }
 
     #[test]
-    fn hits_are_those_since_the_registration_and_no_more_are_written_than_tell() {
+    fn hits_are_those_since_the_purchase_and_no_more_are_written_than_tell() {
         let region = Region::new(0);
         (0..10).for_each(|_| region.count_hit());
-        assert_eq!(region.hits(), 10);
+        assert_eq!(region.bought_hits(), None, "not bought");
+        region.set_bought(0);
+        (0..10).for_each(|_| region.count_hit());
+        assert_eq!(region.bought_hits(), Some(10));
         (0..2 * MOST_HITS).for_each(|_| region.count_hit());
-        assert_eq!(region.hits(), MOST_HITS.into());
+        assert_eq!(region.take_bought(), Some(MOST_HITS.into()));
+        assert_eq!(region.take_bought(), None);
+        region.set_bought(u64::MAX);
+        assert_eq!(region.bought_hits(), Some(MOST_HITS.into()));
         let wanted = want(0x1000, 0x2000, Access::READ);
         // SAFETY: a free place, and no other thread.
         unsafe { region.fill(wanted, ChangeCount::default(), 1, 42_u32) };
-        assert_eq!(region.hits(), 0);
+        assert_eq!(region.bought_hits(), None);
     }
 
     /// What hits find can be leased at any moment, so no scan says that it is idle.

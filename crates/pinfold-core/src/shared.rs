@@ -822,11 +822,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         });
     }
 
-    /// The region is about to be given up or was changed: whether keeping it was in vain.
+    /// The region is about to be given up or was changed: whether it was bought in vain, if it was bought.
     pub(crate) fn note_kept_no_more(&self, writer: &mut Writer, number: u32) {
         let Some(region) = self.region(number) else { return };
-        if let Some(range) = region.range() {
-            writer.admission.end(range, region.hits());
+        if let Some((range, hits)) = region.range().zip(region.take_bought()) {
+            writer.admission.end(range, hits);
         }
     }
 

@@ -83,7 +83,7 @@ pub mod strategy;
 mod sync;
 pub mod tier;
 
-pub use pinfold_core::admission::{self, Admission, LearnedCost, UseCosts, Verdict};
+pub use pinfold_core::admission::{self, UseCosts};
 pub use pinfold_core::clock::{self, Clock};
 pub use pinfold_core::notice::{self, Notice, Notices, Revocation, SuspensionId};
 #[doc(inline)]

@@ -845,7 +845,6 @@ impl<'c, R: Suspend, M: Monitor> Suspensions<'c, R, M> {
                     let handle = unsafe { region.handle() };
                     let range = region.range().unwrap_or(range);
                     self.0.tell(writer, Notice::Lost { suspension, range, handle });
-                    // Of one that was not kept there is nothing to end.
                     self.0.note_kept_no_more(writer, region.number);
                     writer.lists.invalidate(region);
                     writer.call_reclaimer();
@@ -1013,10 +1012,10 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
     fn land(&mut self, writer: &mut Writer, handle: R::Handle, per_use: Option<PerUse>) {
         self.stage = RenewalStage::Landed;
         let (shared, region) = (self.listed.shared, self.parked.region);
-        let hits = region.hits();
+        let bought = region.bought_hits();
         // SAFETY: the place is not findable and has no lease.
         let flight = unsafe { self.listed.fill(writer, handle) };
-        region.add_hits(hits);
+        bought.into_iter().for_each(|hits| region.set_bought(hits));
         writer.suspended.note_landing(flight.range);
         writer.watchers.renewed(region.number, flight.born);
         match self.parked.per_use {
