@@ -337,12 +337,14 @@ fn carries_a_cache(monitor: Best) {
     let caches = monitor.chosen() != Choice::NoMonitor;
     let (name, at) = (monitor.name(), map(4));
     let cache = cache(monitor);
-    assert_eq!(is_cached(&cache, at), caches, "{name}");
+    // Another test may have unmapped what it had here, and be about to say that this is over.
+    assert!(comes_true(|| is_cached(&cache, at) == caches), "{name}");
+    let before = cache.statistics().registrations;
     let told = Feed::of_process().begin(range(at, PAGE));
     assert!(!is_cached(&cache, at), "{name}: under way");
     drop(told);
     assert_eq!(is_cached(&cache, at), caches, "{name}");
-    assert_eq!(cache.statistics().registrations, 3, "{name}: what is told counts");
+    assert_eq!(cache.statistics().registrations, before + 2, "{name}: what is told counts");
     assert!(munmap(at, LENGTH));
     assert!(gives_everything_back(&cache), "{name}: what is unmapped is given back");
 }
