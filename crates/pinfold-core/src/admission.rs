@@ -51,15 +51,14 @@
 //! have it.
 //!
 //! **What a life was worth** is told by the hits of its own region, of which a thousand are counted: where one spares less than a
-//! thousandth of the price, each purchase counts as in vain.
+//! thousandth of the price, each purchase counts as in vain. A hit of fewer bytes than the use for which it was bought is worth as
+//! much less, but no less than the cheapest registration is: without it those alone would have been rented.
 //!
 //! **Where the bounds do not hold.**
 //!
 //! - Costs are learnt, and change; the bounds are those of costs that stay.
-//! - A hit is worth what the use was for which its region was bought. One of a small part of it spares less, as does one of a
-//!   caller that can do without cheaply (`get_if_worth`), or that only asks what is there (`get_if_cached`): a program that uses
-//!   a long range once in each life, and a page of it often, has the long range kept each time, which costs more than to register
-//!   both for each use, up to the price.
+//! - What a hit of a part spares is an estimate, by its bytes and by what the cheapest registration costs; and a hit of a caller
+//!   that can do without cheaply (`get_if_worth`), or that only asks what is there (`get_if_cached`), spares less than it counts.
 //! - Rights that do not contain each other are registrations of their own, kept by one purchase, and the one that was bought is
 //!   judged by its own hits: twice as much becomes once more for each.
 //! - Ranges that overlap are ranges of their own, and each pays its own price: uses of ever other parts of a buffer are rented
@@ -80,6 +79,8 @@
 use crate::AddressRange;
 use crate::chunked::Chunked;
 
+/// What a use counts of as many bytes as the one for which a range was bought.
+pub(crate) const USE: u32 = 1 << 10;
 /// Ranges that share a set.
 const WAYS: usize = 8;
 /// A power of two.
@@ -224,14 +225,16 @@ impl Admission {
         set.iter_mut().find(|account| account.range == Some(range))
     }
 
-    /// `range` is not kept any more, and `hits` uses have found it so: whether keeping it was in vain. What was paid is
+    /// `range` is not kept any more, and found it so have uses that were worth `hits` parts of [`USE`]: whether keeping it was in
+    /// vain. What was paid is
     /// forgotten, and what the uses spared is paid instead, if it is what keeping cost at least. Nothing happens for a
     /// range that was kept without a verdict.
     pub(crate) fn end(&mut self, range: AddressRange, hits: u64) {
         let Some(account) = self.account(range) else { return };
         let Some(Purchase { price, rent }) = account.bought.take() else { return };
         // The use for which it was bought would have been rented, too.
-        let spared = hits.saturating_add(1).saturating_mul(rent);
+        let by_hits = rent.saturating_mul(hits) / u64::from(USE);
+        let spared = rent.saturating_add(by_hits);
         // Twice the price, for what is to be bought may have become dearer; not more, so that the poor of a set are seen.
         account.conclude((spared >= price).then(|| spared.min(price.saturating_mul(2))));
     }
@@ -400,6 +403,18 @@ impl LearnedCosts {
         let surcharge = self.watch.nanoseconds().unwrap_or(0).saturating_add(change);
         Some(UseCosts { per_use, hit, keeping: per_use.saturating_add(surcharge) })
     }
+
+    /// How often what a use of `range` costs is to be halved for what a use costs at least, however few its bytes.
+    pub(crate) fn halvings(&self, range: AddressRange) -> u32 {
+        let registering = |(register, deregister): (&LearnedCost, &LearnedCost)| {
+            Some(register.nanoseconds()?.saturating_add(deregister.nanoseconds().unwrap_or(0)))
+        };
+        let known = self.register.iter().zip(&self.deregister).filter_map(registering);
+        let slow_path = self.slow_path.nanoseconds().unwrap_or(0);
+        let least = known.min().unwrap_or(0).saturating_add(slow_path).max(1);
+        let this = self.of(range, 0).map_or(least, |costs| costs.per_use);
+        (this / least).checked_ilog2().unwrap_or(0)
+    }
 }
 
 fn length_class(range: AddressRange) -> usize {
@@ -412,6 +427,8 @@ fn length_class(range: AddressRange) -> usize {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    const WHOLE: u64 = USE as u64;
 
     fn page(number: usize) -> AddressRange {
         AddressRange::new((number + 1) << 12, 4096).unwrap()
@@ -468,7 +485,7 @@ mod tests {
                 Step::Change(number) => {
                     let bill = &mut bills[number];
                     if bill.kept {
-                        admission.end(page(number), hits[number]);
+                        admission.end(page(number), hits[number] * WHOLE);
                     }
                     bill.best = bill.best_with_this_life(costs);
                     (bill.kept, bill.uses_in_this_life) = (false, 0);
@@ -607,7 +624,7 @@ mod tests {
             let keeps =
                 |admission: &mut Admission| admission.decide(page(0), costs) == Verdict::Buy;
             let uses = (1..).find(|_| keeps(&mut admission));
-            admission.end(page(0), hits);
+            admission.end(page(0), hits * WHOLE);
             uses
         };
         // The ninth hit pays, so the next is bought at once; in vain, which begins anew.
@@ -634,6 +651,10 @@ mod tests {
         learned.went_slowly(100);
         let expected = UseCosts { per_use: 3_100, hit: 250, keeping: 3_607 };
         assert_eq!(learned.of(page(1), 7), Some(expected));
+        let long = AddressRange::new(4096, 1 << 20).unwrap();
+        assert_eq!([page(1), long].map(|range| learned.halvings(range)), [0; 2], "not known");
+        learned.registered(long, 50_000);
+        assert_eq!([page(1), long].map(|range| learned.halvings(range)), [0, 4]);
         assert_eq!(learned.of(AddressRange::new(4096, 8192).unwrap(), 7), None);
     }
 
@@ -680,7 +701,7 @@ mod tests {
         let mut admission = Admission::new();
         let life = |admission: &mut Admission, range| {
             let uses = (1..).find(|_| admission.decide(range, costs) == Verdict::Buy);
-            admission.end(range, 100);
+            admission.end(range, 100 * WHOLE);
             uses.unwrap()
         };
         assert!(often.iter().all(|&range| life(&mut admission, range) == 10));
@@ -763,7 +784,7 @@ mod tests {
         let registered = UseCosts { per_use: 8_000, hit: 300, keeping: 370_000 };
         let mut admission = Admission::new();
         assert!((0..10).any(|_| admission.decide(page(0), copied) == Verdict::Buy));
-        admission.end(page(0), 12);
+        admission.end(page(0), 12 * WHOLE);
         assert_eq!(admission.decide(page(0), registered), Verdict::RegisterPerUse);
     }
 

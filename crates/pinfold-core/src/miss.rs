@@ -21,7 +21,7 @@ use crate::lease::Lease;
 use crate::monitor::{Forked, Lost, Monitor, Sequence, Watch};
 use crate::order::Order;
 use crate::reclaim::Reclaim;
-use crate::region::{Lists, Region, State, Terms, Want};
+use crate::region::{HitCount, Lists, Region, State, Terms, Want};
 use crate::registrar::{RegisterError, Registrar};
 use crate::several::Made;
 use crate::shared::{Deferred, SLICE, Shared, Writer, operations};
@@ -47,16 +47,20 @@ pub(crate) enum Uses {
 enum Decision {
     ForOneUse(PerUse),
     Keep,
-    /// The same, on its own account, which is told when that is over.
-    Buy,
+    /// The same, on its own account, which is told of its hits when that is over.
+    Buy(HitCount),
 }
 
 impl Decision {
     const fn per_use(self) -> Option<PerUse> {
         match self {
             Self::ForOneUse(why) => Some(why),
-            Self::Keep | Self::Buy => None,
+            Self::Keep | Self::Buy(_) => None,
         }
+    }
+
+    const fn is_purchase(self) -> bool {
+        matches!(self, Self::Buy(_))
     }
 }
 
@@ -269,7 +273,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                         Err(Unlanded::CountsMore(amount)) => attempt.counted = amount,
                         Err(Unlanded::Refused(error)) => {
                             let is_narrow = self.recover(want, tried, error, &mut recalls)?;
-                            if is_narrow && decision == Decision::Buy {
+                            if is_narrow && decision.is_purchase() {
                                 self.abandon(tried.range)?;
                             }
                             attempt.is_narrow |= is_narrow;
@@ -336,7 +340,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                 let decision = self.decision(writer, want, range, attempt);
                 // What is bought is seldom measured otherwise: what it takes to watch decides whether another is.
                 let is_timed =
-                    attempt.is_sampled || decision == Decision::Buy || !writer.costs.knows(range);
+                    attempt.is_sampled || decision.is_purchase() || !writer.costs.knows(range);
                 let enlisted = self.enlist(writer, plan, decision, is_timed);
                 enlisted.map(Step::Register).ok_or_else(|| {
                     self.0.give_budget(writer, plan.amount);
@@ -443,7 +447,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         }
         region.touch(tick);
         writer.counts.hits += 1;
-        region.count_hit();
+        region.count_hit(want.range.len());
         let pin = self.0.pin(writer, region);
         Some(Lease::of_cached(self.0, region, pin, want.range))
     }
@@ -577,7 +581,12 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         match verdict {
             Verdict::RegisterPerUse => Decision::ForOneUse(PerUse::NotAdmitted),
             Verdict::Keep => Decision::Keep,
-            Verdict::Buy => Decision::Buy,
+            Verdict::Buy => {
+                // What a caller can do instead, to copy for example, takes as long as there are bytes.
+                let is_callers = matches!(attempt.begun.uses, Uses::Worth(_));
+                let halvings = if is_callers { u32::MAX } else { writer.costs.halvings(range) };
+                Decision::Buy(HitCount::for_use_of(want.range.len(), halvings))
+            }
         }
     }
 
@@ -1016,8 +1025,8 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
             Miss(shared).keep_per_use(writer, &flight, region, why);
             Lease::of_per_use(shared, region, pin, want.range)
         } else {
-            if self.decision == Decision::Buy {
-                region.set_bought(0);
+            if let Decision::Buy(hits) = self.decision {
+                region.set_bought(hits);
             }
             Miss(shared).supersede(writer, &flight);
             Lease::of_cached(shared, region, pin, want.range)
@@ -1027,8 +1036,8 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// What was bought, if it was, is not kept.
     fn note_not_kept(&self, writer: &mut Writer) {
         match self.decision {
-            Decision::Buy if self.is_tried_again => writer.admission.retract(self.plan.range),
-            Decision::Buy => writer.admission.end(self.plan.range, 0),
+            Decision::Buy(_) if self.is_tried_again => writer.admission.retract(self.plan.range),
+            Decision::Buy(_) => writer.admission.end(self.plan.range, 0),
             Decision::Keep | Decision::ForOneUse(_) => {}
         }
     }

@@ -21,6 +21,7 @@ mod state;
 pub(crate) use lists::{Deregistering, Lists};
 pub(crate) use state::{List, Outside, State};
 
+use crate::admission::USE;
 use crate::error::GetError;
 use crate::hazard::Findable;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, UnsafeCell};
@@ -139,11 +140,42 @@ impl From<&Want> for Ask {
     }
 }
 
-/// So many hits of a region are counted: as many as keeping it must spare to have paid, but where each spares next to
-/// nothing.
-const MOST_HITS: u32 = 1_024;
-/// Instead of a number of hits: none are counted.
-const UNCOUNTED: u32 = u32::MAX;
+/// What the hits of a bought region were worth, in uses of as many bytes as the one for which it was bought. A hit of fewer bytes is
+/// worth a part of one, for without the region those alone would have been registered; one of more is worth no more.
+///
+/// In bits 0-5 the logarithm of those bytes, in bits 6-9 how often what they are worth is halved at most; above, the sum, in parts of
+/// [`USE`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct HitCount(u32);
+
+impl HitCount {
+    const HALVINGS: u32 = 6;
+    const SUM: u32 = 10;
+    /// So much is counted: as many hits as keeping it must spare to have paid, but where each spares next to nothing.
+    const MOST: u32 = (1_024 * USE) << Self::SUM;
+    /// Of a region that was not bought, none are counted.
+    const NONE: u32 = u32::MAX;
+
+    /// No hits, of a region that was bought for a use of so many bytes. A use of the fewest bytes costs as much as this one
+    /// halved so often.
+    pub(crate) fn for_use_of(bytes: usize, halvings: u32) -> Self {
+        let halvings = halvings.min(USE.ilog2());
+        Self((bytes | 1).ilog2() | halvings << Self::HALVINGS)
+    }
+
+    #[inline]
+    const fn with_hit_of(self, bytes: usize) -> Self {
+        let (bought, most) = (self.0 & 0x3f, self.0 >> Self::HALVINGS & 0xf);
+        let shorter = bought.saturating_sub((bytes | 1).ilog2());
+        let part = USE >> if shorter < most { shorter } else { most };
+        Self(self.0 + (part << Self::SUM))
+    }
+
+    /// In parts of [`USE`].
+    pub(crate) const fn sum(self) -> u64 {
+        (self.0 >> Self::SUM) as u64
+    }
+}
 
 /// One place for a region.
 ///
@@ -162,8 +194,8 @@ pub(crate) struct Region<H> {
     mark: AtomicU64,
     /// The place's number in the arena.
     pub(crate) number: u32,
-    /// How many hits it had, up to [`MOST_HITS`], if it was bought, so that they tell whether that paid; else [`UNCOUNTED`].
-    /// The standard library's: nothing is proved with it, and a model of the others need not try what each thread reads here.
+    /// The [`HitCount`], if it was bought, so that it tells whether that paid. The standard library's: nothing is proved with it,
+    /// and a model of the others need not try what each thread reads here.
     hits: AtomicU32,
     handle: UnsafeCell<MaybeUninit<H>>,
 }
@@ -192,7 +224,7 @@ impl<H: Copy> Region<H> {
             used: AtomicU64::new(0),
             mark: AtomicU64::new(0),
             number,
-            hits: AtomicU32::new(UNCOUNTED),
+            hits: AtomicU32::new(HitCount::NONE),
             handle: UnsafeCell::new(MaybeUninit::uninit()),
         }
     }
@@ -216,7 +248,7 @@ impl<H: Copy> Region<H> {
         self.start.store(range.start(), Ordering::Relaxed);
         self.end.store(range.end(), Ordering::Relaxed);
         self.used.store(tick, Ordering::Relaxed);
-        self.hits.store(UNCOUNTED, Ordering::Relaxed);
+        self.hits.store(HitCount::NONE, Ordering::Relaxed);
         let state = self.state.load(Ordering::Relaxed) & 0xff;
         let terms = u64::from(terms.bits());
         self.state.store(born.bits() << 16 | terms << 8 | state, Ordering::Relaxed);
@@ -319,34 +351,33 @@ impl<H: Copy> Region<H> {
         }
     }
 
-    /// Counts a hit. No more than [`MOST_HITS`], so that steady hits on one region write no line that others read.
+    /// Counts a hit of so many bytes. Not for ever, so that steady hits on one region write no line that others read.
     #[inline(always)]
-    pub(crate) fn count_hit(&self) {
+    pub(crate) fn count_hit(&self, bytes: usize) {
         // Relaxed, load and store: an estimate, to which a hit that another thread counts at once may be lost.
         let hits = self.hits.load(Ordering::Relaxed);
-        if hits < MOST_HITS {
-            self.hits.store(hits + 1, Ordering::Relaxed);
+        if hits < HitCount::MOST {
+            self.hits.store(HitCount(hits).with_hit_of(bytes).0, Ordering::Relaxed);
         }
     }
 
-    /// The region was bought, or takes over what was: it has had so many `hits`. The writer's lock is held, as for the next two.
-    pub(crate) fn set_bought(&self, hits: u64) {
-        let hits = u32::try_from(hits).map_or(MOST_HITS, |hits| hits.min(MOST_HITS));
-        self.hits.store(hits, Ordering::Relaxed);
+    /// The region was bought, or takes over what was. The writer's lock is held, as for the next two.
+    pub(crate) fn set_bought(&self, hits: HitCount) {
+        self.hits.store(hits.0, Ordering::Relaxed);
     }
 
-    /// How many hits the region had since it was bought, as far as they were counted; `None` if it was not bought.
-    pub(crate) fn bought_hits(&self) -> Option<u64> {
+    /// What its hits were worth since it was bought, as far as they were counted; `None` if it was not bought.
+    pub(crate) fn bought_hits(&self) -> Option<HitCount> {
         let hits = self.hits.load(Ordering::Relaxed);
-        (hits != UNCOUNTED).then_some(hits.into())
+        (hits != HitCount::NONE).then_some(HitCount(hits))
     }
 
     /// The same, once: what comes behind is not counted for that purchase any more.
-    pub(crate) fn take_bought(&self) -> Option<u64> {
+    pub(crate) fn take_bought(&self) -> Option<HitCount> {
         let hits = self.bought_hits()?;
         // Relaxed, load and store: a hit that another thread counts at this moment may have it counted once more, of a region
         // that hits find; then a purchase is judged twice, which costs time and nothing else.
-        self.hits.store(UNCOUNTED, Ordering::Relaxed);
+        self.hits.store(HitCount::NONE, Ordering::Relaxed);
         Some(hits)
     }
 
@@ -410,20 +441,35 @@ mod tests {
     #[test]
     fn hits_are_those_since_the_purchase_and_no_more_are_written_than_tell() {
         let region = Region::new(0);
-        (0..10).for_each(|_| region.count_hit());
-        assert_eq!(region.bought_hits(), None, "not bought");
-        region.set_bought(0);
-        (0..10).for_each(|_| region.count_hit());
-        assert_eq!(region.bought_hits(), Some(10));
-        (0..2 * MOST_HITS).for_each(|_| region.count_hit());
-        assert_eq!(region.take_bought(), Some(MOST_HITS.into()));
-        assert_eq!(region.take_bought(), None);
-        region.set_bought(u64::MAX);
-        assert_eq!(region.bought_hits(), Some(MOST_HITS.into()));
+        let sum = || region.bought_hits().map(HitCount::sum);
+        (0..10).for_each(|_| region.count_hit(4096));
+        assert_eq!(sum(), None, "not bought");
+        region.set_bought(HitCount::for_use_of(4096, 0));
+        (0..10).for_each(|_| region.count_hit(4096));
+        assert_eq!(sum(), Some(10 * u64::from(USE)));
+        (0..2_000).for_each(|_| region.count_hit(4096));
+        assert_eq!(sum(), Some(1_024 * u64::from(USE)));
+        assert!(region.take_bought().is_some() && region.take_bought().is_none());
         let wanted = want(0x1000, 0x2000, Access::READ);
         // SAFETY: a free place, and no other thread.
         unsafe { region.fill(wanted, ChangeCount::default(), 1, 42_u32) };
-        assert_eq!(region.bought_hits(), None);
+        assert_eq!(sum(), None);
+    }
+
+    #[test]
+    fn a_hit_of_a_part_is_worth_a_part() {
+        let worth = |bought, halvings, bytes| {
+            HitCount::for_use_of(bought, halvings).with_hit_of(bytes).sum()
+        };
+        let whole = u64::from(USE);
+        assert_eq!([4096, 4097, 1 << 40].map(|bytes| worth(4096, 10, bytes)), [whole; 3]);
+        let parts = [1 << 15, 1 << 14, 4096, 1].map(|bytes| worth(1 << 16, 10, bytes));
+        assert_eq!(parts, [2, 4, 16, 1024].map(|part| whole / part));
+        assert_eq!([1 << 15, 1 << 14, 4096].map(|bytes| worth(1 << 16, 1, bytes)), [whole / 2; 3]);
+        assert_eq!(
+            [(1 << 30, 10), (1 << 47, u32::MAX)].map(|(it, most)| worth(it, most, 1)),
+            [1; 2]
+        );
     }
 
     /// What hits find can be leased at any moment, so no scan says that it is idle.

@@ -303,7 +303,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             && let Some(hit) = self.try_protect(slot, region, ask)
         {
             slot.count_hit();
-            region.count_hit();
+            region.count_hit(ask.length);
             return Some(hit);
         }
         self.search(ask.start, ask.length, ask.terms)
@@ -333,7 +333,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let slot = self.hazards.slot()?;
         let hit = self.try_protect(slot, region, ask)?;
         slot.count_hit();
-        region.count_hit();
+        region.count_hit(ask.length);
         Some(hit)
     }
 
@@ -826,7 +826,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn note_kept_no_more(&self, writer: &mut Writer, number: u32) {
         let Some(region) = self.region(number) else { return };
         if let Some((range, hits)) = region.range().zip(region.take_bought()) {
-            writer.admission.end(range, hits);
+            writer.admission.end(range, hits.sum());
         }
     }
 

@@ -410,6 +410,25 @@ fn what_is_tried_again_takes_no_hits_of_what_was_vouched_for() {
     assert!(kept < 50, "{kept}");
 }
 
+/// A long range once in each life, and a page of it again and again: what those spare is what a page costs.
+#[test]
+fn hits_of_a_part_pay_for_a_part() {
+    fn by_length(range: AddressRange) -> u64 {
+        range.len() as u64 / 4
+    }
+    let costs = Costs { register: by_length, deregister: |_| 100, change: 50_000, ..PLAIN };
+    fn program<const PARTS: usize>(world: &World) {
+        world.reads(pages(0, 64));
+        (0..PARTS).for_each(|_| _ = world.reads(pages(3, 1)));
+        world.changes(pages(0, 64));
+    }
+    let bill = |program| [Keep::WhenItPays, Keep::Never].map(|keep| cost(costs, keep, program));
+    let [few, rented] = bill(program::<12>);
+    assert!(few * 100 < rented * 115, "{few} of {rented}");
+    let [many, rented] = bill(program::<100>);
+    assert!(many * 4 < rented * 3, "{many} of {rented}");
+}
+
 /// Dear ranges whose keeping paid are unmapped for good, and their accounts are in no other's way.
 #[test]
 #[cfg_attr(miri, ignore = "takes hours")]
