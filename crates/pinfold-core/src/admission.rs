@@ -121,8 +121,8 @@ impl UseCosts {
 pub(crate) enum Verdict {
     /// Register for this use.
     RegisterPerUse,
-    /// Watch the range and keep its registration. That costs hardly more than to register it for this use, or it is kept
-    /// already and this is for other rights: nobody is to say when it ends.
+    /// Watch the range and keep its registration. That costs hardly more than to register it for this use, or the range is
+    /// bought already and this is for other rights: its end is not to be reported.
     Keep,
     /// The same, paid for by what was rented. [`Admission::end`] is to be called when the range is not kept any more.
     Buy,
@@ -220,15 +220,9 @@ impl Admission {
         account.into_iter().for_each(|account| account.conclude(None));
     }
 
-    fn account(&mut self, range: AddressRange) -> Option<&mut Account> {
-        let set = self.sets.get_mut(set_of(range))?;
-        set.iter_mut().find(|account| account.range == Some(range))
-    }
-
-    /// `range` is not kept any more, and found it so have uses that were worth `hits` parts of [`USE`]: whether keeping it was in
-    /// vain. What was paid is
-    /// forgotten, and what the uses spared is paid instead, if it is what keeping cost at least. Nothing happens for a
-    /// range that was kept without a verdict.
+    /// `range`, which was bought, is not kept any more; its hits were worth so many parts of [`USE`]. That tells whether it was
+    /// bought in vain. What was paid is forgotten, and what the uses spared is paid instead, if it is what keeping cost at least.
+    /// Nothing happens where the range is not bought.
     pub(crate) fn end(&mut self, range: AddressRange, hits: u64) {
         let Some(account) = self.account(range) else { return };
         let Some(Purchase { price, rent }) = account.bought.take() else { return };
@@ -237,6 +231,11 @@ impl Admission {
         let spared = rent.saturating_add(by_hits);
         // Twice the price, for what is to be bought may have become dearer; not more, so that the poor of a set are seen.
         account.conclude((spared >= price).then(|| spared.min(price.saturating_mul(2))));
+    }
+
+    fn account(&mut self, range: AddressRange) -> Option<&mut Account> {
+        let set = self.sets.get_mut(set_of(range))?;
+        set.iter_mut().find(|account| account.range == Some(range))
     }
 }
 
