@@ -56,11 +56,15 @@
 //!
 //! **Where the bounds do not hold.**
 //!
-//! - Costs are learnt, and change; the bounds are those of costs that stay.
+//! - Costs are learnt, and change; the bounds are those of costs that stay, and that ranges of about one length have in common:
+//!   where fresh memory is registered beside memory that was used, what its first pages cost is shared by both. Also what is looked
+//!   at behind a change of any memory counts as rent, though a hit behind one looks as well: where programs change memory before
+//!   each use, keeping spares less than that.
 //! - What a hit of a part spares is an estimate, by its bytes and by what the cheapest registration costs; and a hit of a caller
 //!   that can do without cheaply (`get_if_worth`), or that only asks what is there (`get_if_cached`), spares less than it counts.
-//! - Rights that do not contain each other are registrations of their own, kept by one purchase, and the one that was bought is
-//!   judged by its own hits: twice as much becomes once more for each.
+//! - Rights that do not contain each other are registrations of their own, paid for with the rents of the range. The one that was
+//!   bought first is judged by its own hits, and no other: twice as much becomes once more for each.
+//! - A request that is refused, and would have been kept, was in vain whatever others find there later in the same life.
 //! - Ranges that overlap are ranges of their own, and each pays its own price: uses of ever other parts of a buffer are rented
 //!   longer than uses of the same.
 //!
@@ -110,7 +114,7 @@ impl UseCosts {
     }
 
     /// Whether keeping costs hardly more than renting once.
-    const fn is_keeping_harmless(self) -> bool {
+    pub(crate) const fn is_keeping_harmless(self) -> bool {
         let surcharge = self.keeping.saturating_sub(self.rent());
         surcharge <= self.per_use / HARMLESS
     }
@@ -192,18 +196,22 @@ impl Admission {
         pays
     }
 
-    /// Keeps `range`, where keeping it [pays](Self::pays): it is bought, if its account has paid for that and it is not bought
-    /// already.
+    /// Keeps `range`, where keeping it [pays](Self::pays): it is bought, if its account has paid for that. If it is bought
+    /// already, what was paid since is spent.
     pub(crate) fn buy(&mut self, range: AddressRange, costs: UseCosts) -> Verdict {
         let (rent, price) = (costs.rent(), costs.keeping);
-        let is_free = rent == 0 || costs.is_keeping_harmless();
-        let account = self
-            .account(range)
-            .filter(|account| !is_free && account.bought.is_none() && account.has_paid_for(price));
-        match account {
-            Some(account) => {
+        if rent == 0 || costs.is_keeping_harmless() {
+            return Verdict::Keep;
+        }
+        match self.account(range).filter(|account| account.has_paid_for(price)) {
+            Some(account) if account.bought.is_none() => {
                 account.bought = Some(Purchase { price, rent });
                 Verdict::Buy
+            }
+            // For other rights, which is paid for, too.
+            Some(account) => {
+                account.paid = 0;
+                Verdict::Keep
             }
             None => Verdict::Keep,
         }
@@ -357,7 +365,7 @@ pub(crate) struct LearnedCosts {
     deregister: [LearnedCost; LENGTHS],
     watch: LearnedCost,
     check: LearnedCost,
-    slow_path: LearnedCost,
+    slow_path: [LearnedCost; LENGTHS],
 }
 
 /// Lengths of 2^8 to 2^39 bytes are told apart.
@@ -382,8 +390,8 @@ impl LearnedCosts {
     }
 
     /// What surrounds a registration: what is asked for it, the locks, the books.
-    pub(crate) fn went_slowly(&mut self, nanoseconds: u64) {
-        self.slow_path.observe(nanoseconds);
+    pub(crate) fn went_slowly(&mut self, range: AddressRange, nanoseconds: u64) {
+        self.slow_path[length_class(range)].observe(nanoseconds);
     }
 
     /// Whether something of that length was registered.
@@ -394,10 +402,7 @@ impl LearnedCosts {
     /// What uses of `range` take, where a change of it takes `change` nanoseconds more if it is watched.
     /// `None` if nothing of such a length was registered yet.
     pub(crate) fn of(&self, range: AddressRange, change: u64) -> Option<UseCosts> {
-        let class = length_class(range);
-        let deregister = self.deregister[class].nanoseconds().unwrap_or(0);
-        let registering = self.register[class].nanoseconds()?.saturating_add(deregister);
-        let per_use = registering.saturating_add(self.slow_path.nanoseconds().unwrap_or(0));
+        let per_use = self.per_use(length_class(range))?;
         let hit = self.check.nanoseconds().unwrap_or(0);
         let surcharge = self.watch.nanoseconds().unwrap_or(0).saturating_add(change);
         Some(UseCosts { per_use, hit, keeping: per_use.saturating_add(surcharge) })
@@ -405,14 +410,17 @@ impl LearnedCosts {
 
     /// How often what a use of `range` costs is to be halved for what a use costs at least, however few its bytes.
     pub(crate) fn halvings(&self, range: AddressRange) -> u32 {
-        let registering = |(register, deregister): (&LearnedCost, &LearnedCost)| {
-            Some(register.nanoseconds()?.saturating_add(deregister.nanoseconds().unwrap_or(0)))
-        };
-        let known = self.register.iter().zip(&self.deregister).filter_map(registering);
-        let slow_path = self.slow_path.nanoseconds().unwrap_or(0);
-        let least = known.min().unwrap_or(0).saturating_add(slow_path).max(1);
-        let this = self.of(range, 0).map_or(least, |costs| costs.per_use);
-        (this / least).checked_ilog2().unwrap_or(0)
+        let least = (0..LENGTHS).filter_map(|class| self.per_use(class)).min().unwrap_or(0);
+        let this = self.per_use(length_class(range)).unwrap_or(least);
+        (this / least.max(1)).checked_ilog2().unwrap_or(0)
+    }
+
+    /// What a use takes that is not kept, of a range of this class. `None` if none was registered yet.
+    fn per_use(&self, class: usize) -> Option<u64> {
+        let known = |cost: &LearnedCost| cost.nanoseconds().unwrap_or(0);
+        let register = self.register[class].nanoseconds()?;
+        let registering = register.saturating_add(known(&self.deregister[class]));
+        Some(registering.saturating_add(known(&self.slow_path[class])))
     }
 }
 
@@ -647,13 +655,13 @@ mod tests {
         learned.deregistered(page(0), 1_000);
         learned.watched(500);
         learned.checked(250);
-        learned.went_slowly(100);
+        learned.went_slowly(page(0), 100);
         let expected = UseCosts { per_use: 3_100, hit: 250, keeping: 3_607 };
         assert_eq!(learned.of(page(1), 7), Some(expected));
         let long = AddressRange::new(4096, 1 << 20).unwrap();
         assert_eq!([page(1), long].map(|range| learned.halvings(range)), [0; 2], "not known");
         learned.registered(long, 50_000);
-        assert_eq!([page(1), long].map(|range| learned.halvings(range)), [0, 4]);
+        assert_eq!([page(1), long].map(|range| learned.halvings(range)), [0, 4], "16 times");
         assert_eq!(learned.of(AddressRange::new(4096, 8192).unwrap(), 7), None);
     }
 

@@ -14,7 +14,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that `nanoseconds` reads, from whatever moment on. It is read some ten times for
+    /// A clock that `nanoseconds` reads, from whatever moment on. It is read some twelve times for
     /// one miss in eight.
     pub const fn new(nanoseconds: fn() -> u64) -> Self {
         Self { nanoseconds }

@@ -161,7 +161,11 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
         // SAFETY: the caller's promise.
         let lease = unsafe { Self { uses: Uses::Worth(costs), ..self }.get() };
         // Suspended, nothing was tried: what was paid is there when it goes on.
-        if lease.as_ref().is_err_and(|error| !matches!(error, GetError::Suspended { .. })) {
+        let is_had = match &lease {
+            Ok(lease) => lease.is_cached() && lease.registered() == range,
+            Err(error) => matches!(error, GetError::Suspended { .. }),
+        };
+        if !is_had && !costs.is_keeping_harmless() {
             Miss(shared).abandon(range)?;
         }
         lease.map(Some)

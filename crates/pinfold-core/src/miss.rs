@@ -114,7 +114,7 @@ pub(crate) struct Spent {
     departures: u64,
 }
 
-/// When a registration was measured: how long it took to watch and to register, and when it became a lease.
+/// When a registration was measured: how long it took to watch, to register and to look what it counts; and when it became a lease.
 #[derive(Clone, Copy)]
 struct Flown {
     took: Option<u64>,
@@ -232,7 +232,10 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             self.0.index.prepare_places(Region::new);
             let is_sampled = self.0.is_sampled();
             attempt.is_sampled = is_sampled;
+            // Twice, for what a reading takes.
+            let reading = self.0.now_if(is_sampled);
             let began = self.0.now_if(is_sampled);
+            let reading = since(reading, began);
             // In each round: the mapping may have changed meanwhile.
             let plan = self.plan(want, terms, attempt);
             let asked = match attempt.begun.answer {
@@ -267,7 +270,8 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                     // SAFETY: the caller's promise.
                     match unsafe { enlisted.fly(want) } {
                         Ok((lease, flown)) => {
-                            self.note_slow_path(began, asked, flown);
+                            let known = [asked.and_then(Checkup::took), flown.took, reading];
+                            self.note_slow_path(tried.range, since(began, flown.landed), known);
                             return Ok(lease);
                         }
                         Err(Unlanded::CountsMore(amount)) => attempt.counted = amount,
@@ -284,14 +288,21 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         }
     }
 
-    /// What a round that `began` then took besides what is measured by itself: it is a part of what each registration costs, and
-    /// of no hit.
-    fn note_slow_path(self, began: Option<u64>, asked: Option<Checkup>, flown: Flown) {
-        let Some((took, known)) = since(began, flown.landed).zip(flown.took) else { return };
-        let known = known.saturating_add(asked.and_then(Checkup::took).unwrap_or(0));
+    /// What a round took that registered `range`, besides the check, the flight and the readings of the clock: it is a part of
+    /// what each registration costs. A hit takes as much only behind a change that it applies.
+    fn note_slow_path(
+        self,
+        range: AddressRange,
+        took: Option<u64>,
+        [check, flight, reading]: [Option<u64>; 3],
+    ) {
+        let Some(((took, flight), reading)) = took.zip(flight).zip(reading) else { return };
+        // Before the check, between that and the flight, and behind that.
+        let readings = reading.saturating_mul(3);
+        let known = flight.saturating_add(check.unwrap_or(0)).saturating_add(readings);
         let beside = took.saturating_sub(known);
         // In a forked child nothing is learnt.
-        let _forked = self.0.locked(|writer| writer.costs.went_slowly(beside));
+        let _forked = self.0.locked(|writer| writer.costs.went_slowly(range, beside));
     }
 
     /// `plan` is of a registration made for `want`.
@@ -343,6 +354,9 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                     attempt.is_sampled || decision.is_purchase() || !writer.costs.knows(range);
                 let enlisted = self.enlist(writer, plan, decision, is_timed);
                 enlisted.map(Step::Register).ok_or_else(|| {
+                    if decision.is_purchase() {
+                        writer.admission.retract(range);
+                    }
                     self.0.give_budget(writer, plan.amount);
                     GetError::Exhausted(full)
                 })
@@ -947,6 +961,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
             self.is_tried_again = true;
             return Err(Unlanded::CountsMore(amount));
         }
+        let looked = now();
         // Forked inside the registrar: the registration is the parent's, which lands it itself.
         made.keep();
         let _ = counted.map_err(|Forked| FORKED_MEANWHILE)?;
@@ -960,15 +975,18 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
             }
             // What is vouched for is not watched.
             let is_watched = per_use.is_none() && !want.terms.vouched;
-            if let Some(took) = since(began, watched).filter(|_| is_watched) {
-                writer.costs.watched(took);
+            // What is asked only because it is kept.
+            if let Some((before, behind)) =
+                since(began, watched).zip(since(registered, looked)).filter(|_| is_watched)
+            {
+                writer.costs.watched(before.saturating_add(behind));
             }
             self.land(writer, want, handle, (per_use, entered))
         });
         // Forked inside the registrar: the registration is the parent's, which lands it itself.
         let (lease, due) = landed.map_err(|Forked| FORKED_MEANWHILE)?;
         self.listed.due = due;
-        Ok((lease, Flown { took: since(began, registered), landed: now() }))
+        Ok((lease, Flown { took: since(began, looked), landed: now() }))
     }
 
     /// Takes what the registration that was just made counts more than was planned, or says what it counts in all.

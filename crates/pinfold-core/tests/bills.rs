@@ -8,7 +8,7 @@
 use pinfold_core::{
     Access, AddressRange, Cache, Change, Clock, Config, Cover, DeregisterError, GetRequest, Keep,
     Lost, MappingKind, Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay,
-    Sequence, Watch,
+    Sequence, UseCosts, Watch, WhenFull,
 };
 use pinfold_sim::{
     AddressSpace, DeviceConfig, Handle, PAGE_BYTES, Protection, SimDevice, SimMonitor, SimRegistrar,
@@ -162,7 +162,8 @@ impl World {
         space.map(pages(0, 5_000), Protection::ReadWrite);
         let registrar = SimRegistrar::new(&Arc::new(SimDevice::new(Arc::clone(&space), device)));
         let monitor = SimMonitor::new(&space);
-        let config = Config { clock: Some(Clock::new(now)), ..config };
+        let clock = config.clock.or(Some(Clock::new(now)));
+        let config = Config { clock, ..config };
         let slow = Slow(monitor.clone(), costs);
         let cache = Cache::new(Slow(registrar, costs), slow, config).unwrap();
         Self { cache, monitor, space, costs }
@@ -213,7 +214,7 @@ fn cost(costs: Costs, keep: Keep, program: fn(&World)) -> u64 {
 fn what_surrounds_a_registration_is_a_part_of_its_price() {
     let costs = Costs { widen: 3_000, ..PLAIN };
     let program = |world: &World| {
-        (0..16).for_each(|_| _ = world.reads(pages(0, 1)));
+        (0..32).for_each(|_| _ = world.reads(pages(0, 1)));
         world.changes(pages(0, 1));
     };
     let [ours, kept, rented] =
@@ -365,6 +366,95 @@ fn a_request_that_fails_ends_no_purchase() {
         let [ours, best] = [Keep::WhenItPays, Keep::Always].map(|keep| cost(PLAIN, keep, program));
         assert!(ours * 100 < best * 105, "{ours} of {best}");
     }
+}
+
+/// While a range is bought, a request of other rights that is watched and refused, again and again.
+#[test]
+fn other_rights_are_paid_for_too() {
+    let costs = Costs { watch: 50_000, change: 10_000, ..PLAIN };
+    let program = |world: &World| {
+        if world.monitor.watch_calls() == 0 {
+            world.space.unmap(pages(0, 1));
+            world.space.map(pages(0, 1), Protection::ReadOnly);
+        }
+        // SAFETY: as in `uses`.
+        assert!(unsafe { world.request(pages(0, 1), Access::READ_WRITE).get() }.is_err());
+        (0..4).for_each(|_| _ = world.reads(pages(0, 1)));
+    };
+    let [ours, never] = [Keep::WhenItPays, Keep::Never].map(|keep| cost(costs, keep, program));
+    assert!(ours < never, "{ours} of {never}");
+}
+
+/// A caller that can do without, where nothing is kept: the settings leave no room, or a peer is to use it.
+#[test]
+fn what_is_never_kept_is_given_up_by_those_who_can_do_without() {
+    let when_full = WhenFull::RegisterPerUse;
+    let config = Config { max_regions: 1, when_full, ..Config::default() };
+    let costs = UseCosts { per_use: 40, hit: 10, keeping: 1_000 };
+    for access in [Access::READ, Access::READ | Access::REMOTE_READ] {
+        let world = World::with(PLAIN, config, DeviceConfig::default());
+        // SAFETY: as in `uses`.
+        let held = unsafe { world.request(pages(9, 1), Access::READ).to_keep().get() }.unwrap();
+        let leased = (0..1_000).filter(|_| {
+            // SAFETY: as in `uses`.
+            let lease = unsafe { world.request(pages(0, 1), access).get_if_worth(costs) }.unwrap();
+            lease.is_some_and(|lease| !lease.is_cached())
+        });
+        let leased = leased.count();
+        assert!((1..=10).contains(&leased), "{leased}");
+        drop(held);
+    }
+}
+
+/// What such a caller cannot have, though it would cost nothing to keep it, takes nothing of what others have paid.
+#[test]
+fn a_harmless_request_that_fails_ends_no_account() {
+    let program = |world: &World| {
+        world.space.unmap(pages(0, 1));
+        world.space.map(pages(0, 1), Protection::ReadOnly);
+        world.cache.reclaim();
+        let costs = UseCosts { per_use: 100_000, hit: 10, keeping: 1_000 };
+        // SAFETY: as in `uses`.
+        assert!(
+            unsafe { world.request(pages(0, 1), Access::READ_WRITE).get_if_worth(costs) }.is_err()
+        );
+        (0..200).for_each(|_| _ = world.reads(pages(0, 1)));
+    };
+    let [ours, best] = [Keep::WhenItPays, Keep::Always].map(|keep| cost(PLAIN, keep, program));
+    assert!(ours * 100 < best * 105, "{ours} of {best}");
+}
+
+/// To keep costs hardly more than to register, but for what is asked about what is kept.
+#[test]
+fn what_is_asked_of_what_is_kept_is_a_part_of_the_price_of_keeping() {
+    let costs = Costs { widen: 20_000, watch: 100, check: 100, change: 0, ..PLAIN };
+    let program = |world: &World| {
+        world.reads(pages(0, 1));
+        world.changes(pages(0, 1));
+    };
+    let [ours, never] = [Keep::WhenItPays, Keep::Never].map(|keep| cost(costs, keep, program));
+    assert!(ours * 100 < never * 115, "{ours} of {never}");
+}
+
+/// As long as it takes to look at it.
+#[test]
+fn what_the_clock_takes_is_no_part_of_any_price() {
+    fn slow() -> u64 {
+        spend(1_000);
+        now()
+    }
+    let program = |world: &World| {
+        (0..10).for_each(|_| _ = world.reads(pages(0, 1)));
+        world.changes(pages(0, 1));
+    };
+    let turns = |clock: fn() -> u64| {
+        let config = Config { clock: Some(Clock::new(clock)), ..Config::default() };
+        let world = World::with(PLAIN, config, DeviceConfig::default());
+        (0..4_000).for_each(|_| program(&world));
+        world.monitor.watch_calls()
+    };
+    let [quick, slow] = [now as fn() -> u64, slow].map(turns);
+    assert!(slow < 2 * quick + 100, "{slow}, {quick} by a quick clock");
 }
 
 /// The device is full where the settings are not. What is tried again when there is room was not kept in vain, also where

@@ -1044,7 +1044,7 @@ mod notices {
     }
 }
 
-/// With the costs of a clock by which each thing takes a microsecond, and what surrounds a registration three.
+/// With the costs of a clock by which each thing takes a microsecond.
 fn admitting() -> Rig {
     fn microseconds() -> u64 {
         thread_local! {
@@ -1054,7 +1054,7 @@ fn admitting() -> Rig {
     }
     let config = Config { clock: Some(Clock::new(microseconds)), ..Config::default() };
     let rig = Rig::with(NicConfig::default(), config);
-    rig.monitor.set_change_surcharge(32_000);
+    rig.monitor.set_change_surcharge(7_000);
     rig
 }
 
@@ -1062,7 +1062,7 @@ fn admitting() -> Rig {
 #[test]
 fn what_a_suspension_ends_is_judged_by_its_hits() {
     let kept = |rig: &Rig| rig.get(pages(0, 1), Access::READ).unwrap().is_cached();
-    for (hits, bought) in [(0, [11, 20, 39]), (100, [11, 1, 1])] {
+    for (hits, bought) in [(0, [12, 22, 44]), (100, [12, 1, 1])] {
         let rig = admitting();
         let uses_until_kept = || {
             let uses = (1..=100).find(|_| kept(&rig)).unwrap();
@@ -1094,7 +1094,7 @@ fn what_goes_on_behind_a_suspension_is_judged_by_all_its_hits() {
             rig.cache.reclaim();
             uses
         };
-        assert_eq!([0; 3].map(|_| uses_until_kept()), [11, 1, 1], "{before}, {behind}");
+        assert_eq!([0; 3].map(|_| uses_until_kept()), [12, 1, 1], "{before}, {behind}");
     }
 }
 
