@@ -414,10 +414,9 @@ fn a_harmless_request_that_fails_ends_no_account() {
         world.space.map(pages(0, 1), Protection::ReadOnly);
         world.cache.reclaim();
         let costs = UseCosts { per_use: 100_000, hit: 10, keeping: 1_000 };
+        let write = || world.request(pages(0, 1), Access::READ_WRITE);
         // SAFETY: as in `uses`.
-        assert!(
-            unsafe { world.request(pages(0, 1), Access::READ_WRITE).get_if_worth(costs) }.is_err()
-        );
+        assert!(unsafe { write().get_if_worth(costs) }.is_err());
         (0..200).for_each(|_| _ = world.reads(pages(0, 1)));
     };
     let [ours, best] = [Keep::WhenItPays, Keep::Always].map(|keep| cost(PLAIN, keep, program));
