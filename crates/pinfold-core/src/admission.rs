@@ -82,9 +82,8 @@
 
 use crate::AddressRange;
 use crate::chunked::Chunked;
+use crate::region::USE;
 
-/// What a use counts of as many bytes as the one for which a range was bought.
-pub(crate) const USE: u32 = 1 << 10;
 /// Ranges that share a set.
 const WAYS: usize = 8;
 /// A power of two.

@@ -21,7 +21,6 @@ mod state;
 pub(crate) use lists::{Deregistering, Lists};
 pub(crate) use state::{List, Outside, State};
 
-use crate::admission::USE;
 use crate::error::GetError;
 use crate::hazard::Findable;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, UnsafeCell};
@@ -139,6 +138,9 @@ impl From<&Want> for Ask {
         Self::new(want.range.start(), want.range.len(), want.terms)
     }
 }
+
+/// What a use counts of as many bytes as the one for which a range was bought.
+pub(crate) const USE: u32 = 1 << 10;
 
 /// What the hits of a bought region were worth, in uses of as many bytes as the one for which it was bought. A hit of fewer bytes is
 /// worth a part of one, for without the region those alone would have been registered; one of more is worth no more.
