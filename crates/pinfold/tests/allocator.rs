@@ -1,18 +1,15 @@
 //! The policy on real allocators, each in a process of its own: freed memory stays where it was, and
 //! registered.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` for the cache's `get`: each lease ends before its buffer does,
-//! and no transfer uses it.
 
-#![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // helpers fail as loudly as tests
+
+mod registrar_support;
 
 use pinfold::allocator::{self, Allocator, Kept, Policy};
 use pinfold::monitor::Userfaultfd;
 use pinfold::registrar::IoUring;
-use pinfold::{Access, Cache, Config};
+use pinfold::{Cache, Config};
+use registrar_support::{QuietRing, registrar_of_a_ring};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -50,12 +47,9 @@ fn kept(allocator: Allocator) -> Kept {
     kept
 }
 
-fn cache() -> Option<(io_uring::IoUring, Cache<IoUring, Arc<Userfaultfd>>)> {
-    let ring = io_uring::IoUring::new(8).map_err(|why| eprintln!("skipped: no io_uring: {why}"));
-    let ring = ring.ok()?;
+fn cache() -> Option<(QuietRing, Cache<IoUring, Arc<Userfaultfd>>)> {
+    let (ring, registrar) = registrar_of_a_ring(1024)?;
     let monitor = Userfaultfd::shared().map_err(|why| eprintln!("skipped: {why}")).ok()?;
-    // SAFETY: the ring's table of buffers is left to the registrar.
-    let registrar = unsafe { IoUring::new(&ring, 1024) }.unwrap();
     let config = Config { piece_bytes: 4 * MIB, ..Config::keeping_all() };
     Some((ring, pinfold::cache(registrar, monitor, config).unwrap()))
 }
@@ -65,11 +59,10 @@ fn registrations(times: usize, length: usize) -> Option<u64> {
     let (_ring, cache) = cache()?;
     for time in 0..times {
         let buffer = vec![u8::try_from(time % 251).unwrap() + 1; length];
-        // SAFETY: the lease ends before the buffer does; no transfer uses it.
-        match unsafe { cache.get(buffer.as_ptr(), length, Access::READ) } {
+        match cache.lease_buffer(buffer) {
             Ok(lease) => drop(lease),
-            Err(error) => {
-                eprintln!("skipped: {error}");
+            Err(refused) => {
+                eprintln!("skipped: {}", refused.error);
                 return None;
             }
         }

@@ -4,12 +4,7 @@
 //!
 //! The seed is printed, and `PINFOLD_BUDGET_SEED` runs the same programs again, but for how their threads take turns;
 //! `PINFOLD_BUDGET_ROUNDS` makes more of them.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to register memory of its own, which no request uses, and for advice on it.
 
-#![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // helpers fail as loudly as tests
 
 mod registrar_support;
@@ -20,7 +15,11 @@ use pinfold::monitor::Userfaultfd;
 use pinfold::pool::{Pool, PoolBuffer, PoolConfig};
 use pinfold::registrar::IoUring;
 use pinfold::{Access, Cache, Config, GetError, Keep, Lease, RegisterError, Registrar};
-use registrar_support::{Memory, PAGE, alone, live_under_a_limit, status_bytes};
+use registrar_support::{
+    Memory, Own, PAGE, QuietRing, alone, be_dumpable, live_under_a_limit, registrar_of_a_ring,
+    status_bytes,
+};
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -55,13 +54,9 @@ fn frees_at_once() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(13))
 }
 
-/// A ring whose registrations are sampled, with a registrar; or a note why there is none.
-fn ring() -> Option<(io_uring::IoUring, Arc<IoUring>)> {
-    let ring = io_uring::IoUring::new(8).map_err(|why| eprintln!("skipped: no io_uring: {why}"));
-    let ring = ring.ok()?;
-    // SAFETY: the ring's table of buffers is left to the registrar.
-    let registrar = unsafe { IoUring::new(&ring, 512) }.unwrap();
-    Some((ring, Arc::new(registrar)))
+/// The registrar of a ring whose registrations are sampled; or a note why there is none.
+fn ring() -> Option<(QuietRing, Arc<IoUring>)> {
+    registrar_of_a_ring(512).map(|(ring, registrar)| (ring, Arc::new(registrar)))
 }
 
 /// What a process has that pins.
@@ -71,7 +66,7 @@ struct World {
     /// A buffer of it is registered with two rings.
     pool: Pool<[Arc<IoUring>; 2]>,
     registrars: [Arc<IoUring>; 3],
-    _rings: [io_uring::IoUring; 3],
+    _rings: [QuietRing; 3],
 }
 
 impl World {
@@ -137,16 +132,14 @@ impl<'w> Worker<'w> {
     }
 
     /// `length` bytes from `offset` of the part that begins with a huge page.
-    fn place(&self, offset: usize, length: usize) -> (*mut u8, usize) {
-        let start = self.arena.pointer();
-        let skipped = start.addr().next_multiple_of(HUGE) - start.addr();
-        (start.wrapping_add(skipped + offset), length)
+    fn place(&self, offset: usize, length: usize) -> Range<usize> {
+        let start = self.arena.pointer().addr();
+        let skipped = start.next_multiple_of(HUGE) - start;
+        skipped + offset..skipped + offset + length
     }
 
     fn advise(&self, offset: usize, length: usize, advice: libc::c_int) {
-        let (start, length) = self.place(offset, length);
-        // SAFETY: this worker's own memory, which holds nothing that is needed.
-        unsafe { libc::madvise(start.cast(), length, advice) };
+        let _advice = self.arena.advise(self.place(offset, length), advice);
     }
 
     /// Some pages anywhere in the arena.
@@ -183,12 +176,8 @@ impl<'w> Worker<'w> {
     /// Takes rights away and gives them again, so that mappings are split and joined; in small pages.
     fn protect(&mut self) {
         let (offset, length) = self.pages(8);
-        let (start, length) = self.place(offset.max(ARENA / 2), length.min(ARENA - offset));
-        // SAFETY: as in `advise`; allowed again at once.
-        unsafe {
-            libc::mprotect(start.cast(), length, libc::PROT_READ);
-            libc::mprotect(start.cast(), length, libc::PROT_READ | libc::PROT_WRITE);
-        }
+        let part = self.place(offset.max(ARENA / 2), length.min(ARENA - offset));
+        self.arena.protect_and_allow(part);
     }
 
     fn lease(&mut self) {
@@ -197,10 +186,9 @@ impl<'w> Worker<'w> {
         }
         let most = if self.random.bool() { 1 } else { 64 };
         let (offset, length) = self.pages(most);
-        let (start, length) = self.place(offset, length);
+        let part = self.place(offset, length);
         let cache = &self.world.caches[self.random.usize(..2)];
-        // SAFETY: this worker's own memory, which is mapped to the end; no request uses it.
-        match unsafe { cache.get(start, length, Access::READ_WRITE) } {
+        match self.arena.lease(cache, part, Access::READ_WRITE) {
             Ok(lease) => self.leases.push(lease),
             Err(error) => assert!(is_granted(error), "{error}"),
         }
@@ -279,12 +267,8 @@ fn rests(world: &World, before: usize) {
     let memory = Memory::new(left.max(PAGE));
     // One piece: a ring has few slots, which the caches and the pool share.
     for registrar in &world.registrars {
-        let range = memory.part(0, left.max(PAGE));
-        // SAFETY: the test's own memory, which no request uses.
-        let index = unsafe { registrar.register(range, Access::READ_WRITE) };
-        match index {
-            // SAFETY: registered above, and in no use.
-            Ok(index) => unsafe { registrar.deregister(index, range) }.unwrap(),
+        match memory.register(registrar, 0..left.max(PAGE), Access::READ_WRITE) {
+            Ok(index) => registrar.deregister_own(index, memory.range()).unwrap(),
             // The user's own count, which nothing tells, has no room for what the budget has.
             Err(error) => assert!(left == 0, "{error}: {left} bytes are left of the budget"),
         }
@@ -300,9 +284,7 @@ fn whatever_pins_is_within_the_budget_at_every_sample() {
         if !live_under_a_limit(LIMIT, 54_889) {
             return;
         }
-        // A process that gave up root may not look into its own tables otherwise.
-        // SAFETY: a system call without effect on memory.
-        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) };
+        be_dumpable();
         let before = status_bytes("VmPin:");
         let Some(world) = World::new() else { return };
         let samples: usize =

@@ -1,14 +1,9 @@
 //! What a program prints by `{:?}` while it looks for its own mistake: one short line for each thing of this library.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to make a registrar of a ring of its own.
 
-#![allow(unsafe_code)]
+mod registrar_support;
 
 use pinfold::monitor::{Feed, Userfaultfd, best};
 use pinfold::pool::{Pool, PoolConfig};
-use pinfold::registrar::IoUring;
 use pinfold::{Config, Monitor};
 use std::error::Error;
 use std::fmt::Debug;
@@ -32,12 +27,10 @@ fn monitors_and_feeds() -> Result<(), Box<dyn Error>> {
 
 #[test]
 fn caches_registrars_and_pools() -> Result<(), Box<dyn Error>> {
-    let Ok(ring) = io_uring::IoUring::new(8) else {
-        eprintln!("skipped: no io_uring");
+    let Some((_ring, registrar)) = registrar_support::registrar_of_a_ring(1024) else {
         return Ok(());
     };
-    // SAFETY: the ring's table of buffers is left to the registrar.
-    let registrar = Arc::new(unsafe { IoUring::new(&ring, 1024) }?);
+    let registrar = Arc::new(registrar);
     let cache = pinfold::cache(Arc::clone(&registrar), best()?, Config::keeping_all())?;
     let lease = cache.lease_buffer(vec![1_u8; 4 << 20]).map_err(|refused| refused.error)?;
     is_one_short_line(&registrar);

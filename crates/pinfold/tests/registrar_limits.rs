@@ -1,42 +1,33 @@
 //! What [`Limits`] says, held against what the kernel does.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to enter a user namespace and to register memory of its own.
 
-#![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::print_stderr)] // helpers fail as loudly as tests
 
 mod registrar_support;
 
 use pinfold::limits::{IpcLock, Limits, Memlock};
 use pinfold::registrar::Mlock;
-use pinfold::{Access, RegisterError, Registrar};
-use registrar_support::{Memory, alone, in_forked_child, live_under_a_limit};
+use pinfold::{Access, RegisterError};
+use registrar_support::{
+    Memory, alone, enter_user_namespace, in_forked_child, limit_locked_memory, live_under_a_limit,
+    lock,
+};
 
 const LIMIT: u64 = 64 << 10;
 
 /// Whether more than [`LIMIT`] can be locked.
 fn locks_more_than_the_limit() -> bool {
     let (registrar, memory) = (Mlock::new().unwrap(), Memory::new(1 << 20));
-    // SAFETY: the test's own memory.
-    match unsafe { registrar.register(memory.range(), Access::READ) } {
+    match lock(&registrar, memory.range(), Access::READ) {
         Ok(_) => true,
         Err(RegisterError::PinnedMemoryLimit { limit_bytes: Some(LIMIT), .. }) => false,
         Err(other) => unreachable!("{other}"),
     }
 }
 
-fn lower_the_limit() {
-    let limit = libc::rlimit { rlim_cur: LIMIT, rlim_max: LIMIT };
-    // SAFETY: a system call without effect on memory.
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);
-}
-
 #[test]
 fn what_is_enforced_is_what_the_kernel_does() {
     alone("what_is_enforced_is_what_the_kernel_does", || {
-        lower_the_limit();
+        limit_locked_memory(LIMIT);
         let limits = Limits::read();
         assert_eq!(limits.memlock_soft, Memlock::Bytes(LIMIT));
         assert_eq!(limits.enforced() == Memlock::Unlimited, locks_more_than_the_limit());
@@ -60,12 +51,11 @@ fn the_limit_holds_for_the_unprivileged() {
 fn a_capability_of_ones_own_namespace_is_inert() {
     alone("a_capability_of_ones_own_namespace_is_inert", || {
         let held = in_forked_child(|| {
-            // SAFETY: a system call without effect on memory; this child has one thread.
-            if unsafe { libc::unshare(libc::CLONE_NEWUSER) } != 0 {
-                eprintln!("skipped: no user namespaces: {}", std::io::Error::last_os_error());
+            if let Err(why) = enter_user_namespace() {
+                eprintln!("skipped: no user namespaces: {why}");
                 return true;
             }
-            lower_the_limit();
+            limit_locked_memory(LIMIT);
             let limits = Limits::read();
             limits.ipc_lock == IpcLock::Inert
                 && limits.enforced() == Memlock::Bytes(LIMIT)

@@ -1,19 +1,13 @@
 //! Locked memory as the kernel counts it: up and down exactly, whatever overlaps.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to register memory of the tests' own, and for the program's own
-//! `munlock`.
 
-#![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // helpers fail as loudly as tests
 
 mod registrar_support;
 
 use pinfold::registrar::{LockedPages, Mlock};
-use pinfold::{Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar};
+use pinfold::{Access, AddressRange, BadAddress, DeregisterError, RegisterError};
 use registrar_support::{
-    Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes,
+    Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, lock, status_bytes,
 };
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -29,8 +23,7 @@ fn locked() -> usize {
 }
 
 fn register(registrar: &Mlock, range: AddressRange) -> Result<LockedPages, RegisterError> {
-    // SAFETY: the ranges are the test's own memory, or no memory at all.
-    unsafe { registrar.register(range, Access::READ_WRITE) }
+    lock(registrar, range, Access::READ_WRITE)
 }
 
 /// Whether this process may lock a little; prints why not.
@@ -155,8 +148,7 @@ fn fact_the_programs_own_munlock_undoes_ours() {
     let registrar = Mlock::new().unwrap();
     let memory = Memory::new(PAGE);
     let handle = register(&registrar, memory.range()).unwrap();
-    // SAFETY: unlocking changes no memory.
-    assert_eq!(unsafe { libc::munlock(memory.pointer().cast(), PAGE) }, 0);
+    assert_eq!(pinfold_kernel::memory::unlock(memory.range()), Ok(()));
     assert_eq!(locked(), before);
     registrar.deregister_own(handle, memory.range()).unwrap();
 }
@@ -184,8 +176,7 @@ fn bad_addresses_are_told_apart() {
     ];
     for access in [Access::READ, Access::READ_WRITE] {
         for (range, expected) in cases {
-            // SAFETY: the test's own memory, or none.
-            let error = unsafe { registrar.register(range, access) }.unwrap_err();
+            let error = lock(&registrar, range, access).unwrap_err();
             let RegisterError::BadAddress { reason, .. } = error else { panic!("{error:?}") };
             assert_eq!(reason, expected);
             assert_eq!(locked(), before);
@@ -195,8 +186,7 @@ fn bad_addresses_are_told_apart() {
     let at = read_only.range().start();
     let RegisterError::BadAddress { reason, .. } = error else { panic!("{error:?}") };
     assert_eq!(reason, BadAddress::NotWritable { at });
-    // SAFETY: the test's own memory.
-    unsafe { registrar.register(read_only.range(), Access::READ) }.unwrap();
+    lock(&registrar, read_only.range(), Access::READ).unwrap();
     assert_eq!(locked(), before + PAGE, "read-only memory can be locked for reading");
 }
 
@@ -212,8 +202,7 @@ fn a_failed_registration_leaves_its_neighbours_locked() {
         let mut memory = Memory::new(8 * PAGE);
         memory.unmap(6 * PAGE, 2 * PAGE);
         register(&registrar, memory.part(2 * PAGE, PAGE)).unwrap();
-        // SAFETY: the test's own memory.
-        assert!(unsafe { registrar.register(memory.range(), Access::READ) }.is_err());
+        assert!(lock(&registrar, memory.range(), Access::READ).is_err());
         assert_eq!(locked(), before + PAGE);
     });
 }
@@ -223,8 +212,7 @@ fn remote_rights_are_no_matter_of_locking() {
     let registrar = Mlock::new().unwrap();
     let memory = Memory::new(PAGE);
     let access = Access::REMOTE_WRITE;
-    // SAFETY: the test's own memory.
-    let error = unsafe { registrar.register(memory.range(), access) }.unwrap_err();
+    let error = lock(&registrar, memory.range(), access).unwrap_err();
     assert_eq!(error, RegisterError::UnsupportedAccess { access });
 }
 
@@ -350,8 +338,7 @@ fn measure_register_and_deregister() {
             memory.fill(1);
             let once = |_| {
                 let begin = Instant::now();
-                // SAFETY: the test's own memory.
-                let handle = unsafe { registrar.register(memory.range(), access) }.unwrap();
+                let handle = lock(&registrar, memory.range(), access).unwrap();
                 registrar.deregister_own(handle, memory.range()).unwrap();
                 begin.elapsed()
             };

@@ -8,10 +8,17 @@
 #![allow(unsafe_code, dead_code)]
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+use pinfold::registrar::verbs::Verbs;
+use pinfold::registrar::{IoUring, LockedPages, Mlock};
 use pinfold::suspend::Suspend;
-use pinfold::{AddressRange, DeregisterError, Registrar};
+use pinfold::{
+    Access, AddressRange, Cache, DeregisterError, GetError, Lease, Monitor, RegisterError,
+    Registrar,
+};
 use std::fs;
 use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 #[path = "../alone/mod.rs"]
 mod own_process;
@@ -43,6 +50,64 @@ pub(crate) trait Own: Registrar {
 }
 
 impl<R: Registrar> Own for R {}
+
+/// A registrar of a device that uses local memory at the request of unsafe code only, which answers for the memory.
+///
+/// # Safety
+///
+/// That is so.
+pub(crate) unsafe trait UsedByUnsafeCode: Registrar {}
+
+// SAFETY: `SubmissionQueue::push` is unsafe.
+unsafe impl UsedByUnsafeCode for IoUring {}
+// SAFETY: work is posted by foreign functions.
+unsafe impl UsedByUnsafeCode for Verbs {}
+// SAFETY: as the device itself.
+unsafe impl<R: UsedByUnsafeCode> UsedByUnsafeCode for Arc<R> {}
+
+/// A ring on which nothing is submitted, and whose table no other code gets at.
+pub(crate) struct QuietRing(#[expect(dead_code, reason = "it is kept open")] io_uring::IoUring);
+
+/// A registrar with a ring of its own; `None`, said, where there is no io_uring.
+pub(crate) fn registrar_of_a_ring(slots: u32) -> Option<(QuietRing, IoUring)> {
+    let ring = io_uring::IoUring::new(8);
+    let ring = ring.map_err(|why| eprintln!("skipped: no io_uring: {why}")).ok()?;
+    // SAFETY: the table is the registrar's alone: nothing else is done with what is kept of the ring.
+    let registrar = unsafe { IoUring::new(&ring, slots) }.unwrap();
+    Some((QuietRing(ring), registrar))
+}
+
+/// Locks memory, or what is none.
+pub(crate) fn lock(
+    registrar: &Mlock,
+    range: AddressRange,
+    access: Access,
+) -> Result<LockedPages, RegisterError> {
+    // SAFETY: no device uses what is locked.
+    unsafe { registrar.register(range, access) }
+}
+
+/// What may be locked from now on, by this process.
+pub(crate) fn limit_locked_memory(bytes: u64) {
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    // SAFETY: a system call without effect on memory.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);
+}
+
+/// Moves this process, which has one thread, to a user namespace of its own.
+pub(crate) fn enter_user_namespace() -> std::io::Result<()> {
+    // SAFETY: a system call without effect on memory.
+    match unsafe { libc::unshare(libc::CLONE_NEWUSER) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// A process that gave up root may not look into its own tables otherwise.
+pub(crate) fn be_dumpable() {
+    // SAFETY: a system call without effect on memory.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) };
+}
 
 /// Memory that a test maps, and unmaps at its end.
 #[derive(Debug)]
@@ -123,6 +188,52 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.start, self.length) }.to_vec()
     }
 
+    /// Registers a part for local use.
+    pub(crate) fn register<R: UsedByUnsafeCode>(
+        &self,
+        registrar: &R,
+        part: Range<usize>,
+        access: Access,
+    ) -> Result<R::Handle, RegisterError> {
+        assert!(Access::READ_WRITE.contains(access));
+        // SAFETY: the memory is this test's own; who has the device use it answers for that.
+        unsafe { registrar.register(self.inside(part), access) }
+    }
+
+    /// Leases a part for local use.
+    pub(crate) fn lease<'c, R: UsedByUnsafeCode, M: Monitor>(
+        &self,
+        cache: &'c Cache<R, M>,
+        part: Range<usize>,
+        access: Access,
+    ) -> Result<Lease<'c, R, M>, GetError> {
+        assert!(Access::READ_WRITE.contains(access));
+        let start = self.start.wrapping_add(part.start);
+        // SAFETY: as for `register`.
+        unsafe { cache.get(start, self.inside(part).len(), access) }
+    }
+
+    /// `madvise` on a part. Whether the kernel takes the advice.
+    pub(crate) fn advise(&self, part: Range<usize>, advice: libc::c_int) -> bool {
+        let start = self.start.wrapping_add(part.start);
+        // SAFETY: this test's own memory, into which there are no references.
+        unsafe { libc::madvise(start.cast(), self.inside(part).len(), advice) == 0 }
+    }
+
+    /// Takes the right to write to a part away and gives it back, so that mappings are split and joined.
+    pub(crate) fn protect_and_allow(&self, part: Range<usize>) {
+        let (start, length) = (self.start.wrapping_add(part.start).cast(), self.inside(part).len());
+        for rights in [libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE] {
+            // SAFETY: as for `advise`.
+            unsafe { libc::mprotect(start, length, rights) };
+        }
+    }
+
+    fn inside(&self, part: Range<usize>) -> AddressRange {
+        assert!(part.end <= self.length && self.hole.is_empty());
+        self.part(part.start, part.len())
+    }
+
     pub(crate) fn fill(&mut self, byte: u8) {
         // SAFETY: mapped and writable.
         unsafe { self.start.write_bytes(byte, self.length) };
@@ -133,6 +244,44 @@ impl Drop for Memory {
     fn drop(&mut self) {
         self.unmap_now(0..self.hole.start);
         self.unmap_now(self.hole.end..self.length);
+    }
+}
+
+// `linux/userfaultfd.h`, as every architecture encodes it but MIPS, PowerPC and SPARC.
+const API: u64 = 0xc018_aa3f;
+const REGISTER: u64 = 0xc020_aa00;
+const MOVE: u64 = 0xc028_aa05;
+const FEATURE_MOVE: u64 = 1 << 16;
+const MODE_MISSING: u64 = 1 << 0;
+
+/// A userfaultfd that moves pages.
+pub(crate) struct PageMover(OwnedFd);
+
+impl PageMover {
+    /// `None` where the kernel has no `UFFDIO_MOVE` (before Linux 6.8) or refuses userfaultfd.
+    pub(crate) fn open() -> Option<Self> {
+        let mover = Self(pinfold_kernel::userfaultfd::open().ok()?);
+        mover.request(API, &mut [0xaa, FEATURE_MOVE, 0, 0, 0]).then_some(mover)
+    }
+
+    /// Has it told of pages that are missing.
+    pub(crate) fn watch(&self, memory: &Memory) -> bool {
+        let (start, bytes) = (memory.start.addr() as u64, memory.length as u64);
+        self.request(REGISTER, &mut [start, bytes, MODE_MISSING, 0, 0])
+    }
+
+    /// Moves the first `bytes` bytes; the kernel's error number if it will not.
+    pub(crate) fn move_pages(&self, from: &Memory, to: &Memory, bytes: usize) -> Result<(), i32> {
+        let [from, to] = [from, to].map(|memory| memory.inside(0..bytes).start() as u64);
+        if self.request(MOVE, &mut [to, from, bytes as u64, 0, 0]) {
+            return Ok(());
+        }
+        Err(std::io::Error::last_os_error().raw_os_error().unwrap())
+    }
+
+    fn request(&self, number: u64, argument: &mut [u64; 5]) -> bool {
+        // SAFETY: every request made here has an argument of at most five words, and changes memory of the test's own.
+        unsafe { libc::ioctl(self.0.as_raw_fd(), number as _, argument.as_mut_ptr()) == 0 }
     }
 }
 
