@@ -1,7 +1,7 @@
 //! The instrument that checks the list of hooks sees what a hook would have told, and nothing else. Needs the privilege
 //! to load programs, a kernel that attaches them to its functions, and io_uring; elsewhere it says what is missing.
 
-#![allow(unsafe_code, missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 
 #[allow(dead_code)]
 #[path = "ebpf_support/mod.rs"]
@@ -32,10 +32,7 @@ fn seen(
 /// Pins pages as long as the ring lives.
 fn pin(range: AddressRange) -> Option<IoUring> {
     let ring = skipped("io_uring", IoUring::new(8))?;
-    let start = std::ptr::with_exposed_provenance_mut(range.start());
-    let buffer = libc::iovec { iov_base: start, iov_len: range.len() };
-    // SAFETY: nothing is transferred.
-    unsafe { ring.submitter().register_buffers(&[buffer]) }.unwrap();
+    support::pin(&ring, range);
     Some(ring)
 }
 

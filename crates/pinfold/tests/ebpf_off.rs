@@ -2,7 +2,7 @@
 //! the whole machine, so it is a program of its own and one test, and runs where no other program needs them: in the
 //! virtual machine, or where `PINFOLD_CHANGE_SETTINGS` is set.
 
-#![allow(unsafe_code, missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 
 #[allow(dead_code)]
 #[path = "ebpf_support/mod.rs"]

@@ -3,7 +3,7 @@
 //! privilege to load programs and to choose a process's number; elsewhere it says what is missing. One test, because
 //! threads that end would leave records, too.
 
-#![allow(unsafe_code, missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 
 #[allow(dead_code)]
 #[path = "ebpf_support/mod.rs"]

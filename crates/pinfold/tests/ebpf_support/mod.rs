@@ -1,4 +1,11 @@
 //! Memory to change, processes to watch, and programs that are loaded once.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` for system calls, by which memory of its own is changed, to which no code has
+//! references, and processes of its own are made.
+
+#![allow(unsafe_code)]
 
 use pinfold::AddressRange;
 use pinfold::monitor::Ebpf;
@@ -396,6 +403,15 @@ fn on_each_processor(act: impl Fn()) {
         act();
     }
     stay(&free);
+}
+
+/// Pins pages as long as the ring lives.
+#[allow(dead_code, reason = "not every test pins")]
+pub(crate) fn pin(ring: &io_uring::IoUring, range: AddressRange) {
+    let start = std::ptr::with_exposed_provenance_mut(range.start());
+    let buffer = libc::iovec { iov_base: start, iov_len: range.len() };
+    // SAFETY: only a request touches the memory, which its maker answers for (`SubmissionQueue::push`).
+    unsafe { ring.submitter().register_buffers(&[buffer]) }.unwrap();
 }
 
 /// Memory to change; there are no references into it. It is unmapped by the test, or never.
