@@ -1,14 +1,15 @@
-//! Children of every kind, and how they end.
+//! Children of every kind, what they may do, and how they end.
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to make processes that share this or that with their parent. A
-//! child leaves by `_exit`; one that shares memory makes system calls only.
+//! This file reopens `unsafe_code` to make processes that share this or that with their parent, to hold their
+//! threads, and for calls that change what this process may do. A child leaves by `_exit`; one that shares memory makes
+//! system calls only.
 
 #![allow(unsafe_code)]
 
 use crate::support::wait_for;
-use std::os::raw::{c_int, c_void};
+use std::os::raw::{c_int, c_long, c_void};
 
 /// A child that shares what `flags` say, but not the memory: runs `work` and is waited for.
 pub(crate) fn cloned(flags: c_int, work: impl FnOnce()) -> c_int {
@@ -39,7 +40,7 @@ pub(crate) fn sharing_memory(flags: c_int, calls: &[Call]) -> c_int {
 }
 
 /// A system call and its arguments.
-pub(crate) type Call = (libc::c_long, [usize; 6]);
+pub(crate) type Call = (c_long, [usize; 6]);
 
 extern "C" fn run_calls(calls: *mut c_void) -> c_int {
     // SAFETY: `sharing_memory` passes a slice that outlives the child. Nothing here touches
@@ -126,4 +127,77 @@ pub(crate) fn exit_code(status: c_int) -> Option<c_int> {
 
 pub(crate) fn killed_by(status: c_int) -> Option<c_int> {
     libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status))
+}
+
+/// Stops a thread of a child's, as a debugger does.
+pub(crate) fn hold(thread: c_int) {
+    trace(libc::PTRACE_SEIZE, thread);
+    trace(libc::PTRACE_INTERRUPT, thread);
+    let mut status = 0;
+    // SAFETY: a thread that we trace.
+    let waited = unsafe { libc::waitpid(thread, &raw mut status, libc::WUNTRACED | libc::__WALL) };
+    assert!(waited == thread && libc::WIFSTOPPED(status), "{status:#x}");
+}
+
+/// Ends [`hold`].
+pub(crate) fn let_go(thread: c_int) {
+    trace(libc::PTRACE_DETACH, thread);
+}
+
+fn trace(request: libc::c_uint, thread: c_int) {
+    // SAFETY: requests that pass nothing.
+    let done = unsafe { libc::ptrace(request, thread, 0, 0) };
+    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Makes `user` the effective one.
+pub(crate) fn act_as(user: libc::uid_t) {
+    // SAFETY: the C library changes every thread of the process, the library's own included.
+    assert_eq!(unsafe { libc::seteuid(user) }, 0);
+}
+
+/// Makes `user` the only one, and its group as well.
+pub(crate) fn give_up_root(user: libc::uid_t) {
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(libc::setresgid(user, user, user), 0);
+        assert_eq!(libc::setresuid(user, user, user), 0);
+    }
+}
+
+/// Moves this process, or its next child, to name spaces of their own. Whether it may.
+pub(crate) fn enter_name_spaces() -> bool {
+    let spaces = libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWPID;
+    // SAFETY: no pointer; no memory depends on where a process is.
+    unsafe { libc::unshare(spaces | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS) == 0 }
+}
+
+/// From now on the kernel answers these calls with `errno`, on every thread.
+pub(crate) fn refuse(calls: &[c_long], errno: c_int) {
+    assert!(errno > 0, "a call that is refused has not succeeded");
+    let statement = |code: u32, k: u32, jt: u8| libc::sock_filter {
+        code: u16::try_from(code).unwrap(),
+        jt,
+        jf: 0,
+        k,
+    };
+    let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
+    for (index, &call) in calls.iter().enumerate() {
+        let to_refusal = u8::try_from(calls.len() - index).unwrap();
+        let is_this = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+        filter.push(statement(is_this, u32::try_from(call).unwrap(), to_refusal));
+    }
+    let answer = libc::BPF_RET | libc::BPF_K;
+    filter.push(statement(answer, libc::SECCOMP_RET_ALLOW, 0));
+    filter.push(statement(answer, libc::SECCOMP_RET_ERRNO | errno.unsigned_abs(), 0));
+    let len = u16::try_from(filter.len()).unwrap();
+    let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
+    // SAFETY: the program and its statements are read during the calls.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let all_threads = libc::SECCOMP_FILTER_FLAG_TSYNC;
+        let set = libc::SECCOMP_SET_MODE_FILTER;
+        let done = libc::syscall(libc::SYS_seccomp, set, all_threads, &raw const program);
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    }
 }

@@ -1,13 +1,7 @@
 //! Programs that give up rights once they run: users, capabilities, roots, name spaces, system calls.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` for calls that change what this process may do. Each runs in a
-//! child of its own.
 
-#![allow(unsafe_code)]
-
-use crate::registrar_support::alone;
+use crate::processes::{act_as, enter_name_spaces, give_up_root, refuse};
+use crate::registrar_support::{alone, enter_user_namespace};
 use crate::support::*;
 use crate::world::*;
 use pinfold::{GetError, PerUse, RegisterError, Uncovered};
@@ -17,8 +11,7 @@ use std::os::raw::{c_int, c_long};
 const DONTNEED_LOCKED: c_int = 24;
 
 fn is_root() -> bool {
-    // SAFETY: no pointer.
-    if unsafe { libc::geteuid() } == 0 {
+    if pinfold_kernel::process::effective_user() == 0 {
         return true;
     }
     eprintln!("skipped: only root can give root up");
@@ -46,16 +39,11 @@ fn another_user_goes_on_with_what_there_is() {
         }
         in_child(|world| {
             let at = world.with_memory(b'u');
-            // SAFETY: the C library changes every thread of the process, the library's own included.
-            assert_eq!(unsafe { libc::seteuid(65534) }, 0);
+            act_as(65534);
             assert!(world.still_has(at, b'u'));
             world.works();
-            // SAFETY: as above.
-            unsafe {
-                assert_eq!(libc::seteuid(0), 0);
-                assert_eq!(libc::setresgid(65534, 65534, 65534), 0);
-                assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
-            }
+            act_as(0);
+            give_up_root(65534);
             assert!(world.still_has(at, b'u'));
             world.works();
         });
@@ -121,14 +109,10 @@ fn in_other_name_spaces_it_goes_on() {
         }
         in_child(|world| {
             let at = world.with_memory(b'n');
-            // SAFETY: no pointer; nothing of this child depends on where it is.
-            unsafe {
-                // A process with threads cannot: a program that wants this does it first.
-                assert_eq!(libc::unshare(libc::CLONE_NEWUSER), -1);
-                let others = libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWPID;
-                if libc::unshare(others | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS) != 0 {
-                    return eprintln!("skipped: no name spaces here");
-                }
+            // A process with threads cannot: a program that wants this does it first.
+            assert!(enter_user_namespace().is_err());
+            if !enter_name_spaces() {
+                return eprintln!("skipped: no name spaces here");
             }
             assert!(world.still_has(at, b'n'));
             world.works();
@@ -140,35 +124,6 @@ fn in_other_name_spaces_it_goes_on() {
             assert_eq!(wait_for(child), 0);
         });
     });
-}
-
-/// From now on the kernel answers these calls with `errno`, on every thread.
-fn refuse(calls: &[c_long], errno: c_int) {
-    let statement = |code: u32, k: u32, jt: u8| libc::sock_filter {
-        code: u16::try_from(code).unwrap(),
-        jt,
-        jf: 0,
-        k,
-    };
-    let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
-    for (index, &call) in calls.iter().enumerate() {
-        let to_refusal = u8::try_from(calls.len() - index).unwrap();
-        let is_this = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-        filter.push(statement(is_this, u32::try_from(call).unwrap(), to_refusal));
-    }
-    let answer = libc::BPF_RET | libc::BPF_K;
-    filter.push(statement(answer, libc::SECCOMP_RET_ALLOW, 0));
-    filter.push(statement(answer, libc::SECCOMP_RET_ERRNO | errno.unsigned_abs(), 0));
-    let len = u16::try_from(filter.len()).unwrap();
-    let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
-    // SAFETY: the program and its statements are read during the calls.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        let all_threads = libc::SECCOMP_FILTER_FLAG_TSYNC;
-        let set = libc::SECCOMP_SET_MODE_FILTER;
-        let done = libc::syscall(libc::SYS_seccomp, set, all_threads, &raw const program);
-        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
-    }
 }
 
 /// Nothing stale, and no change that waits for ever, whatever else is refused.

@@ -1,11 +1,4 @@
 //! Programs that are stopped in the middle: job control, and a debugger that holds one thread.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to trace a thread of a child and to wait for it. No memory of
-//! either is touched by that.
-
-#![allow(unsafe_code)]
 
 use crate::processes::*;
 use crate::registrar_support::alone;
@@ -13,19 +6,6 @@ use crate::support::*;
 use crate::world::*;
 use std::fs;
 use std::os::raw::c_int;
-
-fn wait_stopped(process: c_int) {
-    let mut status = 0;
-    // SAFETY: our own child, or a thread of it that we trace.
-    let waited = unsafe { libc::waitpid(process, &raw mut status, libc::WUNTRACED | libc::__WALL) };
-    assert!(waited == process && libc::WIFSTOPPED(status), "{status:#x}");
-}
-
-fn trace(request: libc::c_uint, thread: c_int) {
-    // SAFETY: requests that pass nothing.
-    let done = unsafe { libc::ptrace(request, thread, 0, 0) };
-    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
-}
 
 /// The numbers of the child's threads of this name.
 fn threads_named(process: c_int, name: &str) -> Vec<c_int> {
@@ -109,11 +89,7 @@ fn a_debugger_may_hold_the_reader() {
         });
         assert_eq!(read_byte(ready), Some(b'!'));
         let readers = threads_named(child, "pinfold-events");
-        for &reader in &readers {
-            trace(libc::PTRACE_SEIZE, reader);
-            trace(libc::PTRACE_INTERRUPT, reader);
-            wait_stopped(reader);
-        }
+        readers.iter().copied().for_each(hold);
         write_byte(say_go, b'!');
         // A monitor without a reader lets no thread wait.
         if !readers.is_empty() {
@@ -122,7 +98,7 @@ fn a_debugger_may_hold_the_reader() {
                 std::thread::yield_now();
             }
         }
-        readers.iter().for_each(|&reader| trace(libc::PTRACE_DETACH, reader));
+        readers.iter().copied().for_each(let_go);
         assert_eq!(wait_for(child), 0);
     });
 }

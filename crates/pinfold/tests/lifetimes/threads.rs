@@ -1,10 +1,4 @@
 //! Threads that end with leases alive, and stacks that are leased.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to lease buffers on stacks.
-
-#![allow(unsafe_code)]
 
 use crate::registrar_support::alone;
 use crate::support::*;
@@ -18,10 +12,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[test]
 fn a_lease_outlives_its_thread() {
     alone("threads::a_lease_outlives_its_thread", || {
-        let Some(world) = World::leaked() else { return };
+        let Some(world) = World::new() else { return };
         let at = world.with_memory(b't');
-        let sent = std::thread::spawn(move || world.lock(at).unwrap()).join().unwrap();
-        std::thread::spawn(move || std::mem::forget(world.buffer(at).unwrap())).join().unwrap();
+        let sent = std::thread::scope(|scope| {
+            let sent = scope.spawn(|| world.lock(at).unwrap()).join().unwrap();
+            scope.spawn(|| std::mem::forget(world.buffer(at).unwrap())).join().unwrap();
+            sent
+        });
         world.locks.evict_idle();
         world.buffers.evict_idle();
         let held = || (world.locks.statistics().regions, world.buffers.statistics().regions);
@@ -36,8 +33,7 @@ fn a_lease_outlives_its_thread() {
         }
         assert_eq!(held(), (0, 1), "the leaked one pins its region until the cache goes");
         world.works();
-        // SAFETY: nothing of it is used any more.
-        unsafe { free(world) };
+        drop(world);
     });
 }
 
