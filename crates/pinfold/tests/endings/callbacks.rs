@@ -1,20 +1,14 @@
 //! Callbacks and registrars of the program's that panic unexpectedly.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to lease memory of its own, which no device is told of.
-
-#![allow(unsafe_code)]
 
 use crate::device::{
     Device, LoudEnd, PAGE, RAN, Records, Silent, TheCache, Undecided, cache, device,
-    in_a_process_of_its_own, panics_at,
+    in_a_process_of_its_own, lease, lease_once, panics_at,
 };
 use crate::pools::{Forking, ForkingDevice};
 use crate::ways::{child_does, panics};
 use pinfold::budget::{Amount, Budget, Reserve, Watermark};
 use pinfold::monitor::Follower;
-use pinfold::{Access, AddressRange, Cache, Config};
+use pinfold::{AddressRange, Cache, Config};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::{io, mem, thread};
@@ -32,13 +26,7 @@ fn a_callback_whose_captures_panic_keeps_no_lease() {
     let (cache, records) = cache(Config::keeping_all());
     let buffer = vec![1_u8; 65536];
     for once in [false, true] {
-        // SAFETY: no device is told of the memory.
-        let lease = unsafe {
-            match once {
-                false => cache.get(buffer.as_ptr(), buffer.len(), Access::READ),
-                true => cache.request(buffer.as_ptr(), buffer.len(), Access::READ).once().get(),
-            }
-        };
+        let lease = if once { lease_once(&cache, &buffer) } else { lease(&cache, &buffer) };
         let (mut lease, bomb) = (lease.unwrap(), Bomb);
         lease.on_invalidate(move || std::mem::forget(bomb));
         drop(lease);
@@ -113,8 +101,7 @@ fn a_callback_that_runs_another_reclaimer_may_drop_the_last_handle_of_its_cache(
     });
     started.unwrap();
     let (cache, buffer) = (Arc::new(cache), vec![1_u8; PAGE]);
-    // SAFETY: no device is told of the memory.
-    let mut lease = unsafe { cache.get(buffer.as_ptr(), buffer.len(), Access::READ) }.unwrap();
+    let mut lease = lease(&cache, &buffer).unwrap();
     let (hand_over, last) = mpsc::channel::<Arc<TheCache>>();
     lease.on_invalidate(move || {
         run_another_reclaimer();
@@ -175,7 +162,7 @@ fn a_child_forked_inside_a_monitor_or_a_callback_calls_no_device() {
     for n in 1.. {
         let (forks, (device, records)) = (Forking::at(n), device());
         let panicked = panics(|| use_beside(&forks, device, &records));
-        let has_forked = is_left_alone(&forks, records.has_panicked());
+        let has_forked = forks.is_left_alone(records.has_panicked());
         assert!(!panicked);
         if !has_forked {
             assert!(n > 15, "{n} calls");
@@ -192,25 +179,11 @@ fn a_child_forked_inside_a_reservations_device_calls_it_no_more() {
         let device = Arc::new(ForkingDevice(device, Arc::clone(&forks)));
         let budget = Budget::new(Amount { bytes: 1 << 20, regions: 16 }).unwrap();
         drop(budget.reserve(&device, Reserve::pages(4)));
-        if !is_left_alone(&forks, forks.is_called_since()) {
+        if !forks.is_left_alone(forks.is_called_since()) {
             assert_eq!((n, records.live()), (9, 0));
             break;
         }
     }
-}
-
-/// A forked child ends here, and says whether it called what is its parent's. Whether there was one.
-fn is_left_alone(forks: &Forking, has_called: bool) -> bool {
-    let child = forks.child.load(SeqCst);
-    if child == 0 {
-        // SAFETY: the child's own end.
-        unsafe { libc::_exit(i32::from(has_called)) };
-    }
-    let mut status = 0;
-    // SAFETY: the child of this process, if there is one.
-    let waited = child < 0 || unsafe { libc::waitpid(child, &raw mut status, 0) } == child;
-    assert!(waited && status == 0, "the child ended with {status:#x}");
-    child > 0
 }
 
 /// Misses, a hit, a change and an eviction, with calls that may fork; a child's device panics as it is called.
@@ -226,8 +199,7 @@ fn use_beside(forks: &Arc<Forking>, device: Device, records: &Arc<Records>) {
     monitor.besides(move |_| asks());
     let cache = Cache::new(device, monitor, Config::keeping_all()).unwrap();
     let buffer = vec![1_u8; 3 * PAGE];
-    // SAFETY: no device is told of the memory.
-    let get = |at: usize| unsafe { cache.get(&raw const buffer[at], PAGE / 2, Access::READ) };
+    let get = |at: usize| lease(&cache, &buffer[at..at + PAGE / 2]);
     if let Ok(mut lease) = get(0) {
         lease.on_invalidate(move || call());
         cache.monitor().change(AddressRange::new(buffer.as_ptr().addr(), PAGE).unwrap());

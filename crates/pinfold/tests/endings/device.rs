@@ -8,11 +8,12 @@
 #![allow(unsafe_code)]
 
 use pinfold::pieces::{Completion, Mover, Request};
-use pinfold::suspend::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
+use pinfold::rearrange::{RearrangeError, Trimmed, trim};
+use pinfold::suspend::{ConnectionLost, Renewed, Suspend, Suspended, Transfers, Unsupported};
 use pinfold::{
-    Access, AddressRange, Cache, Change, ChangeMark, Config, Cover, DeregisterError, Lost,
-    MappingKind, Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay, Sequence,
-    Translation, Uncovered, Watch,
+    Access, AddressRange, Cache, Change, ChangeMark, Config, Cover, DeregisterError, GetError,
+    Lease, Lost, MappingKind, Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay,
+    Sequence, Translation, Uncovered, Watch,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -627,6 +628,35 @@ unsafe impl Monitor for Silent {
 pub(crate) fn cache(config: Config) -> (TheCache, Arc<Records>) {
     let (device, records) = device();
     (cache_of(device, config), records)
+}
+
+/// A lease for reading of memory that this device does not touch: what a [`Dma`] does, unsafe code has begun.
+pub(crate) fn lease<'c>(
+    cache: &'c TheCache,
+    memory: &[u8],
+) -> Result<Lease<'c, Device, Silent>, GetError> {
+    // SAFETY: no request is begun here.
+    unsafe { cache.get(memory.as_ptr(), memory.len(), Access::READ) }
+}
+
+/// The same, of a registration that is not kept.
+pub(crate) fn lease_once<'c>(
+    cache: &'c TheCache,
+    memory: &[u8],
+) -> Result<Lease<'c, Device, Silent>, GetError> {
+    // SAFETY: as above.
+    unsafe { cache.request(memory.as_ptr(), memory.len(), Access::READ).once().get() }
+}
+
+/// Gives up memory that holds zeros, as it does then.
+pub(crate) fn trim_zeros(
+    suspended: &Suspended<'_, Device, Silent>,
+    memory: &[u8],
+) -> Result<Trimmed, RearrangeError> {
+    assert!(memory.iter().all(|&byte| byte == 0));
+    let range = AddressRange::new(memory.as_ptr().expose_provenance(), memory.len()).unwrap();
+    // SAFETY: only private memory without a file is given up, whose content is zeros then, as it was.
+    unsafe { trim(suspended, range) }
 }
 
 pub(crate) fn cache_of(device: Device, config: Config) -> TheCache {

@@ -840,6 +840,20 @@ impl Forking {
         self.calls.load(SeqCst) != self.calls_at_fork.load(SeqCst)
     }
 
+    /// A forked child ends here, and says whether it called what is its parent's. Whether there was one.
+    pub(crate) fn is_left_alone(&self, has_called: bool) -> bool {
+        let child = self.child.load(SeqCst);
+        if child == 0 {
+            // SAFETY: the child's own end.
+            unsafe { libc::_exit(i32::from(has_called)) };
+        }
+        let mut status = 0;
+        // SAFETY: the child of this process, if there is one.
+        let waited = child < 0 || unsafe { libc::waitpid(child, &raw mut status, 0) } == child;
+        assert!(waited && status == 0, "the child ended with {status:#x}");
+        child > 0
+    }
+
     pub(crate) fn count(&self) {
         if self.calls.fetch_add(1, SeqCst) + 1 == self.fork_at.load(SeqCst) {
             assert!(!self.is_first || numbers_begin_anew());

@@ -1,25 +1,19 @@
 //! Suspensions: each way to end for each of their states, and panics of the device at any call.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to lease memory of its own, which no device is told of.
-
-#![allow(unsafe_code)]
 
 use crate::device::{
     Device, Link, PAGE, RAN, Records, Silent, TheCache, cache, cache_of, device_of,
-    device_with_loud_connections, in_a_process_of_its_own, panics_at,
+    device_with_loud_connections, in_a_process_of_its_own, lease, panics_at, trim_zeros,
 };
 use crate::table::{a_cache, memory, row};
 use crate::ways::{end, panics};
 use pinfold::rearrange::{
     HugePageWay, Node, RearrangeError, Stepped, Stopped, StoppedBy, defragment,
-    defragment_in_steps, migrate, trim,
+    defragment_in_steps, migrate,
 };
 use pinfold::suspend::{
     Gets, OfEither, OnDrop, Suspend, SuspendProgress, Suspending, SuspensionTerms,
 };
-use pinfold::{Access, AddressRange, Config, Lease};
+use pinfold::{AddressRange, Config, Lease};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
@@ -35,14 +29,7 @@ fn range_of(memory: &[u8]) -> AddressRange {
 }
 
 fn get<'c>(cache: &'c TheCache, memory: &[u8]) -> Option<Lease<'c, Device, Silent>> {
-    // SAFETY: see the file's header.
-    unsafe { cache.get(memory.as_ptr(), memory.len(), Access::READ) }.ok()
-}
-
-fn get_range(cache: &TheCache, range: AddressRange) -> Option<Lease<'_, Device, Silent>> {
-    let start = std::ptr::with_exposed_provenance(range.start());
-    // SAFETY: see the file's header.
-    unsafe { cache.get(start, range.len(), Access::READ) }.ok()
+    lease(cache, memory).ok()
 }
 
 /// What waits for a lease.
@@ -165,11 +152,11 @@ fn a_device_that_panics_at_any_call_holds_nothing_up() {
 #[test]
 fn leases_that_were_handed_over_outlive_a_panic_or_their_connections_are_failed() {
     let memory = vec![0_u8; 12 * PAGE];
-    let parts = [range_of(&memory[..PAGE]), range_of(&memory[4 * PAGE..5 * PAGE])];
+    let parts = [&memory[..PAGE], &memory[4 * PAGE..5 * PAGE]];
     for poll in [false, true] {
         for n in 1.. {
             let (cache, records) = cache(Config::keeping_all());
-            let leases = parts.map(|part| get_range(&cache, part).unwrap()).into_iter().collect();
+            let leases = parts.map(|part| get(&cache, part).unwrap()).into_iter().collect();
             let links = records.links();
             panics_at(&records, n);
             let panicked = panics(|| {
@@ -188,7 +175,7 @@ fn leases_that_were_handed_over_outlive_a_panic_or_their_connections_are_failed(
             let was_asked = records.has_panicked();
             panics_at(&records, 0);
             cache.evict_idle();
-            let kept = parts.iter().all(|&part| records.covers(part));
+            let kept = parts.iter().all(|&part| records.covers(range_of(part)));
             assert!(kept || records.failed() == 2, "call {n}");
             assert_eq!(records.stopped(), 0, "call {n}");
             drop(cache);
@@ -206,9 +193,9 @@ fn leases_that_were_handed_over_outlive_a_panic_or_their_connections_are_failed(
 fn leases_that_were_handed_over_in_steps_outlive_a_panic_or_their_connections_are_failed() {
     for n in 1.. {
         let memory = blocks(1);
-        let part = range_of(&memory[..PAGE]);
+        let part = &memory[..PAGE];
         let (cache, records) = cache(Config::keeping_all());
-        let leases = vec![get_range(&cache, part).unwrap()];
+        let leases = vec![get(&cache, part).unwrap()];
         drop(get(&cache, &memory[8 * PAGE..9 * PAGE]));
         let links = records.links();
         panics_at(&records, n);
@@ -222,7 +209,7 @@ fn leases_that_were_handed_over_in_steps_outlive_a_panic_or_their_connections_ar
         let was_asked = records.has_panicked();
         panics_at(&records, 0);
         cache.evict_idle();
-        assert!(records.covers(part) || records.failed() == 2, "call {n}");
+        assert!(records.covers(range_of(part)) || records.failed() == 2, "call {n}");
         drop(cache);
         assert_eq!(records.leaked(), 0, "call {n}");
         if !was_asked {
@@ -238,8 +225,7 @@ fn suspend_and_rearrange(cache: &TheCache, records: &Arc<Records>, memory: &[u8]
     drop(get(cache, &memory[4 * PAGE..5 * PAGE]));
     let (range, links) = (range_of(memory), records.links());
     let suspended = cache.suspend(range, links, vec![lease], terms(OnDrop::Kill)).unwrap();
-    // SAFETY: the memory is the test's own, and nothing relies on what it holds.
-    let trimmed = unsafe { trim(&suspended, range) }.unwrap();
+    let trimmed = trim_zeros(&suspended, memory).unwrap();
     assert!(trimmed.given_up > 0 && trimmed.held.len() == 1);
     let _moved = migrate(&suspended, Node(0)).map(drop);
     let _made = defragment(&suspended, HugePageWay::IN_PLACE).map(drop);
