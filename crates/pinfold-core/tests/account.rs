@@ -2,18 +2,18 @@
 //! nothing is asked on a hit.
 
 #![cfg(not(shuttle))]
-#![allow(unsafe_code, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
-use common::{BROKEN, MAPPED_PAGES, SimCache, address, get, pages};
+use common::{BROKEN, Forks, MAPPED_PAGES, SimCache, get, pages};
 use pinfold_core::{
-    Access, Account, AddressRange, Amount, Cache, Config, DeregisterError, Exhausted, GetError,
-    Lender, Limit, Lost, Notice, Recalls, Refusal, RegisterError, Registrar, RegistrarLimits,
-    WhenFull,
+    Access, Account, AddressRange, Amount, Cache, Config, Exhausted, GetError, Lender, Limit,
+    Notice, Recalls, Refusal, RegisterError, WhenFull,
 };
 use pinfold_sim::{
     AddressSpace, DeviceConfig, Fault, PAGE_BYTES, Protection, SimDevice, SimMonitor, SimRegistrar,
+    get_simulated,
 };
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed}; // one thread
 use std::sync::{Arc, Mutex, Weak};
@@ -260,58 +260,16 @@ fn a_registrar_that_panics_leaves_the_account_whole() {
     assert_eq!(rig.account.held(), Amount::ZERO);
 }
 
-/// Its process forks inside of it, and the child comes back from it.
-struct Forks {
-    inner: SimRegistrar,
-    monitor: SimMonitor,
-}
-
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for Forks {
-    type Handle = <SimRegistrar as Registrar>::Handle;
-
-    fn limits(&self) -> RegistrarLimits {
-        self.inner.limits()
-    }
-
-    unsafe fn register(
-        &self,
-        range: AddressRange,
-        access: Access,
-    ) -> Result<Self::Handle, RegisterError> {
-        if range.len() == PAGE_BYTES {
-            // SAFETY: the caller's promise.
-            return unsafe { self.inner.register(range, access) };
-        }
-        self.monitor.lose(Lost::Forked);
-        Err(RegisterError::PinnedMemoryLimit { limit_bytes: None, errno: 12 })
-    }
-
-    unsafe fn deregister(
-        &self,
-        handle: Self::Handle,
-        range: AddressRange,
-    ) -> Result<(), DeregisterError> {
-        self.monitor.lose(Lost::Forked);
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.inner.deregister(handle, range) }
-    }
-}
-
 /// A lock of the account's may be held in the child by a thread that does not exist there.
 #[test]
 fn a_child_forked_inside_the_registrar_asks_the_account_nothing() {
     for by_deregistration in [false, true] {
         let rig = plain(8);
         let account = Arc::clone(&rig.account) as Arc<dyn Account>;
-        let inner = SimRegistrar::new(&rig.device);
-        let registrar = Forks { inner, monitor: rig.monitor.clone() };
+        let registrar = Forks::new(&rig.device, &rig.monitor);
         let cache = Cache::with_account(registrar, rig.monitor.clone(), Config::default(), account)
             .unwrap();
-        let get = |range: AddressRange| {
-            // SAFETY: simulated memory.
-            unsafe { cache.get(address(range), range.len(), Access::READ) }.map(drop)
-        };
+        let get = |range: AddressRange| get_simulated(&cache, range, Access::READ).map(drop);
         get(pages(0, 1)).unwrap();
         let settled = rig.account.read(|books| books.settled);
         if by_deregistration {

@@ -11,13 +11,13 @@
 #![allow(clippy::unwrap_used)] // only tests use it
 
 use pinfold_core::{
-    Access, AddressRange, Barriers, Cache, Checked, Config, DeregisterError, GetError, Lease,
+    Access, AddressRange, Barriers, Cache, Checked, Config, DeregisterError, GetError, Lease, Lost,
     Monitor as _, Pieces, Reclaimer, RegisterError, Registrar, RegistrarLimits, Statistics,
     UseCosts,
 };
 use pinfold_sim::{
     AddressSpace, DeviceConfig, Fault, FaultGate, Handle, Moment, PAGE_BYTES, Protection,
-    SimDevice, SimMonitor, SimRegistrar,
+    SimDevice, SimMonitor, SimRegistrar, Simulated,
 };
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
@@ -163,6 +163,53 @@ unsafe impl Registrar for Undecided {
         handle: Handle,
         range: AddressRange,
     ) -> Result<(), DeregisterError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.deregister(handle, range) }
+    }
+}
+
+/// Its process forks inside of it, and the child comes back from it.
+pub(crate) struct Forks {
+    inner: SimRegistrar,
+    monitor: SimMonitor,
+}
+
+impl Forks {
+    pub(crate) fn new(device: &Arc<SimDevice>, monitor: &SimMonitor) -> Self {
+        Self { inner: SimRegistrar::new(device), monitor: monitor.clone() }
+    }
+}
+
+// SAFETY: the device is a table of numbers.
+unsafe impl Simulated for Forks {}
+
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Forks {
+    type Handle = Handle;
+
+    fn limits(&self) -> RegistrarLimits {
+        self.inner.limits()
+    }
+
+    unsafe fn register(
+        &self,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Handle, RegisterError> {
+        if range.len() == PAGE_BYTES {
+            // SAFETY: the caller's promise.
+            return unsafe { self.inner.register(range, access) };
+        }
+        self.monitor.lose(Lost::Forked);
+        Err(RegisterError::PinnedMemoryLimit { limit_bytes: None, errno: 12 })
+    }
+
+    unsafe fn deregister(
+        &self,
+        handle: Handle,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
+        self.monitor.lose(Lost::Forked);
         // SAFETY: the caller's promise, passed on.
         unsafe { self.inner.deregister(handle, range) }
     }
