@@ -1,26 +1,23 @@
 //! The helper with the real programs, and clients of other users, where the kernel lets root load
 //! them: started explicitly as root, and as a service manager starts it, with three capabilities and nothing
 //! else.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to map a view's memory, which is what a client does with it.
 
-#![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // tests may fail loudly
 
 mod support;
 
+use pinfold::Monitor;
 use pinfold::monitor::Ebpf;
 use pinfold::monitor::notify::{self, HelperConnection};
-use pinfold::{AddressRange, Monitor};
 use pinfold_ebpf::layout::{Changes, ENTRIES, WatchFilter, done};
 use pinfold_ebpf::{Programs, ViewParts};
+use pinfold_kernel::mapping::SharedValue;
 use pinfold_kernel::socket;
+use pinfold_kernel::trial::TrialArea;
 use pinfold_notifyd::{ClientLimits, Listener, Server, StopSignals, make_room};
 use std::fs;
 use std::io::{BufRead, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -32,21 +29,14 @@ use support::{eventually, report, reported};
 /// What the helper needs: to make maps, to attach to the kernel's functions, and to be told the
 /// addresses of the kernel's symbols.
 const CAPABILITIES: &str = "-all,+bpf,+perfmon,+syslog";
-const PAGE: usize = 4096;
 
 // --- the client -----------------------------------------------------------------------------------
 
 /// A view, mapped.
 struct Followed {
-    changes: &'static Changes,
+    changes: SharedValue<Changes>,
     view: ViewParts,
     connection: HelperConnection,
-}
-
-fn map(file: BorrowedFd<'_>, bytes: usize, rights: libc::c_int) -> *mut libc::c_void {
-    let number = file.as_raw_fd();
-    // SAFETY: without MAP_FIXED the kernel picks addresses that nothing else uses.
-    unsafe { libc::mmap(std::ptr::null_mut(), bytes, rights, libc::MAP_SHARED, number, 0) }
 }
 
 impl Followed {
@@ -56,17 +46,11 @@ impl Followed {
         let view = view.into_parts();
         let took = began.elapsed();
         eprintln!("connected in {took:?}, {} descriptors", 3 + view.links.len() + 1);
-        let both = libc::PROT_READ | libc::PROT_WRITE;
-        let bytes = size_of::<Changes>();
-        assert_eq!(map(view.changes.as_fd(), bytes, both), libc::MAP_FAILED);
-        let changes = map(view.changes.as_fd(), bytes, libc::PROT_READ);
-        let wishes = map(view.wishes.as_fd(), size_of::<WatchFilter>(), both);
-        assert!(changes != libc::MAP_FAILED && wishes != libc::MAP_FAILED);
-        // SAFETY: both are mapped until the process ends, are as large as their types, which are
-        // atomic words, and are accessed as such.
-        let (changes, wishes) =
-            unsafe { (&*changes.cast::<Changes>(), &*wishes.cast::<WatchFilter>()) };
-        for word in &wishes.blocks {
+        let changes = |writable| SharedValue::<Changes>::new(view.changes.as_fd(), 0, writable);
+        assert!(changes(true).is_err());
+        let changes = changes(false).unwrap();
+        let wishes = SharedValue::<WatchFilter>::new(view.wishes.as_fd(), 0, true).unwrap();
+        for word in &wishes.get().blocks {
             word.store(u32::MAX, Ordering::SeqCst);
         }
         Self { changes, view, connection }
@@ -74,10 +58,10 @@ impl Followed {
 
     /// Whether a change of exactly this range is in the log.
     fn saw(&self, start: usize, end: usize) -> bool {
-        let sequence = self.changes.sequence.load(Ordering::SeqCst);
+        let sequence = self.changes.get().sequence.load(Ordering::SeqCst);
         let first = sequence.saturating_sub(ENTRIES as u64);
         (first..sequence).any(|index| {
-            let entry = &self.changes.entries[usize::try_from(index).unwrap() % ENTRIES];
+            let entry = &self.changes.get().entries[usize::try_from(index).unwrap() % ENTRIES];
             entry.stamp.load(Ordering::SeqCst) == done(index)
                 && entry.start.load(Ordering::SeqCst) <= start as u64
                 && entry.end.load(Ordering::SeqCst) >= end as u64
@@ -103,15 +87,10 @@ impl Followed {
 
 /// Maps two pages and unmaps them; where they were.
 fn change() -> (usize, usize) {
-    let (rights, kind) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: the kernel picks unused addresses, and nothing else uses the pages before they go.
-    let start = unsafe {
-        let start = libc::mmap(std::ptr::null_mut(), 2 * PAGE, rights, kind, -1, 0);
-        assert_ne!(start, libc::MAP_FAILED);
-        assert_eq!(libc::munmap(start, 2 * PAGE), 0);
-        start.addr()
-    };
-    (start, start + 2 * PAGE)
+    let area = TrialArea::private(2).unwrap();
+    let range = area.range().unwrap();
+    area.unmap();
+    (range.start(), range.end())
 }
 
 fn place() -> PathBuf {
@@ -131,15 +110,9 @@ fn be_monitors() {
     for _ in 0..4 {
         let monitor = Ebpf::from_helper(&place()).unwrap();
         let before = monitor.check().unwrap();
-        let page = vec![0_u8; 4 * PAGE];
-        let start = page.as_ptr().addr().next_multiple_of(PAGE);
-        monitor.watch(AddressRange::new(start, PAGE).unwrap());
-        // SAFETY: the page lies within the vector; its contents, which are not read, are lost.
-        let done = unsafe {
-            let page = std::ptr::with_exposed_provenance_mut(start);
-            libc::madvise(page, PAGE, libc::MADV_DONTNEED)
-        };
-        assert_eq!(done, 0);
+        let page = TrialArea::private(1).unwrap();
+        monitor.watch(page.range().unwrap());
+        page.advise(libc::MADV_DONTNEED).unwrap();
         assert_ne!(monitor.check().unwrap(), before);
     }
     report("four");
