@@ -8,13 +8,12 @@
 //! ratio is the median of the rounds' own ratios, ours to the peer's, and less is better except
 //! for multiples of one thread's throughput (unit "x"), transfers (GiB/s) and shares of hits.
 //!
-//! The order of layers, each using only what stands before it: `machine`, `question`, `load_monitor`,
-//! `null`, `workload` (our side's parts), `ring` (a real device),
+//! The order of layers, each using only what stands before it: `machine`, `question`, `null`,
+//! `workload` (our side's parts), `ring` (a real device),
 //! `traces`, `models`, `peer`, `rounds`, `report`, `short_lived`, `neighbour`, then `benches`, a
 //! file each. Transfers are measured by the command's library, `pinfold_cli::transfer`.
 
 mod benches;
-mod load_monitor;
 mod machine;
 mod models;
 mod neighbour;

@@ -10,9 +10,9 @@
 #![allow(unsafe_code)]
 
 use io_uring::{IoUring, opcode, types};
-use pinfold::AddressRange;
-use pinfold::pieces::{Completion, Mover, Request};
+use pinfold::pieces::{self, Completion, Mover, Progress, Request};
 use pinfold::registrar::{BufferIndex, IoUringError};
+use pinfold::{Access, AddressRange, Cache, Lease, Monitor};
 use pinfold_kernel::descriptor::{allocate, memory_file as new_file};
 use pinfold_kernel::mapping::OwnedMapping;
 use pinfold_kernel::process::page_bytes;
@@ -173,6 +173,49 @@ impl Memory {
 
     pub(crate) fn range(&self) -> AddressRange {
         self.range
+    }
+
+    /// Moves all of it by `ring`, in pieces that `cache` registers.
+    pub(crate) fn transfer<M: Monitor>(
+        &self,
+        cache: &Cache<pinfold::registrar::IoUring, M>,
+        access: Access,
+        ring: &mut Ring,
+    ) -> Result<(), String> {
+        let (how, progress) = (pieces::Options::for_transfer(), Progress::new());
+        // SAFETY: our own mapping, from which no code borrows; what is begun has ended when the call returns.
+        let moved = unsafe {
+            pieces::transfer(cache, self.start(), self.range.len(), access, &how, &progress, ring)
+        };
+        moved.map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Leases all of it, one piece after the other.
+    pub(crate) fn leases<'c, M: Monitor>(
+        &self,
+        cache: &'c Cache<pinfold::registrar::IoUring, M>,
+        access: Access,
+    ) -> Result<Vec<Lease<'c, pinfold::registrar::IoUring, M>>, String> {
+        // SAFETY: as above; only a request touches the memory, which its maker answers for.
+        let pieces = unsafe { cache.request(self.start(), self.range.len(), access).pieces() };
+        pieces.and_then(Iterator::collect).map_err(|error| error.to_string())
+    }
+
+    /// Registers `length` bytes from `offset`, for a device to write.
+    pub(crate) fn register<M: Monitor>(
+        &self,
+        cache: &Cache<pinfold::registrar::IoUring, M>,
+        offset: usize,
+        length: usize,
+        how: &pieces::Options,
+    ) -> Result<(), String> {
+        assert!(offset + length <= self.range.len(), "inside of the memory");
+        let start = self.start().wrapping_add(offset);
+        // SAFETY: as above; no request is made.
+        let all = unsafe {
+            pieces::register_all(cache, start, length, Access::WRITE, how, &Progress::new())
+        };
+        all.map(drop).map_err(|error| error.to_string())
     }
 
     /// Writes `length` bytes from `offset`.

@@ -8,8 +8,10 @@
 
 use crate::peer::{Allocator, LibC};
 use crate::rounds::nanoseconds_each;
-use pinfold::AddressRange;
+use pinfold::registrar::IoUring;
+use pinfold::{Access, AddressRange, Cache, GetError, Lease, Monitor, Registrar};
 use serde::{Deserialize, Serialize};
+use std::hint::black_box;
 use std::thread;
 
 /// What a turn does, over and over.
@@ -107,6 +109,26 @@ impl ShortLived {
 
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Leases it for reading.
+    #[inline]
+    pub(crate) fn lease<'c, M: Monitor>(
+        &self,
+        cache: &'c Cache<IoUring, M>,
+    ) -> Result<Lease<'c, IoUring, M>, GetError> {
+        // SAFETY: only a request touches the memory, which its maker answers for (`SubmissionQueue::push`).
+        unsafe { cache.get(self.start, self.bytes, Access::READ) }
+    }
+
+    /// Registers it for reading, and ends that.
+    pub(crate) fn register_once(&self, registrar: &IoUring) -> Result<(), String> {
+        let range = self.range()?;
+        // SAFETY: no request is made for it.
+        let handle = unsafe { registrar.register(range, Access::READ) };
+        let handle = black_box(handle.map_err(|error| error.to_string())?);
+        // SAFETY: registered above, and in no use.
+        unsafe { registrar.deregister(handle, range) }.map_err(|error| error.to_string())
     }
 
     pub(crate) fn range(&self) -> Result<AddressRange, String> {

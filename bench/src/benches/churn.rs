@@ -4,13 +4,6 @@
 //! loaded. And what a watched `munmap` takes compared with one of memory that is not watched.
 //!
 //! A cache that is on by default must be harmless for a program that never uses a buffer again.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` for the methods that take an address. No device is given a request, so nothing is
-//! read or written.
-
-#![allow(unsafe_code)]
 
 use crate::Options;
 use crate::neighbour::Neighbour;
@@ -22,7 +15,7 @@ use crate::short_lived::{Lives, ShortLived, Source};
 use io_uring::IoUring as Ring;
 use pinfold::monitor::{Ebpf, Userfaultfd};
 use pinfold::registrar::IoUring;
-use pinfold::{Access, Cache, Config, Monitor, Registrar, Watch};
+use pinfold::{Cache, Config, Monitor, Watch};
 use pinfold_cli::plot::{Axis, Line, Plot};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -255,7 +248,8 @@ impl Rig<'_> {
                 "busy": busy,
             })
         };
-        let mut by_hand = |_| lives.run(|memory| (0..uses).try_for_each(|_| self.register(memory)));
+        let mut by_hand =
+            |_| lives.run(|memory| (0..uses).try_for_each(|_| memory.register_once(self.by_hand)));
         let by_get =
             |cache| move |_| lives.run(|memory| (0..uses).try_for_each(|_| get(cache, memory)));
         let Caches { keeping, by_default } = self.caches;
@@ -279,20 +273,9 @@ impl Rig<'_> {
         let count = (TURN_BYTES / bytes).min(by_use).clamp(1, MOST_LIVES);
         Lives { source, bytes, uses, count: options.scaled(count).max(1), threads }
     }
-
-    fn register(&self, memory: &ShortLived) -> Result<(), String> {
-        let range = memory.range()?;
-        // SAFETY: the memory is mapped, and no request is ever made.
-        let handle = unsafe { self.by_hand.register(range, Access::READ) };
-        let handle = black_box(handle.map_err(|error| error.to_string())?);
-        // SAFETY: registered above, and in no use.
-        unsafe { self.by_hand.deregister(handle, range) }.map_err(|error| error.to_string())
-    }
 }
 
 /// One use.
 fn get(cache: &TheCache, memory: &ShortLived) -> Result<(), String> {
-    // SAFETY: the memory is mapped while the lease lives, and no request is ever made.
-    let lease = unsafe { cache.get(memory.start(), memory.bytes(), Access::READ) };
-    lease.map(|lease| drop(black_box(lease))).map_err(|error| error.to_string())
+    memory.lease(cache).map(|lease| drop(black_box(lease))).map_err(|error| error.to_string())
 }

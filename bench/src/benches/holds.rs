@@ -8,7 +8,7 @@
 
 use super::scale::{Row, apart, cache_of, filled, lease, rows, with_leased};
 use crate::Options;
-use crate::load_monitor::LoadMonitor;
+use crate::null::LoadMonitor;
 use crate::null::{NullCache, NullDevice, get_exact, get_once, get_put};
 use crate::report::Report;
 use crate::rounds::Comparison;

@@ -3,8 +3,8 @@
 
 use super::hit::all_hits;
 use crate::Options;
-use crate::load_monitor::LoadMonitor;
 use crate::machine;
+use crate::null::LoadMonitor;
 use crate::null::{self, NullDevice};
 use crate::question::{Question, Uffd};
 use crate::report::Report;

@@ -1,12 +1,5 @@
 //! Ranges that no cache has seen: moved through pieces, compared with the slower of registering them and
 //! moving them, each alone; and registered by two threads, compared with one.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` for the methods that take an address. The memory is the bench's
-//! own, lives until every lease has ended, and no thread reads or writes it while a device does.
-
-#![allow(unsafe_code)]
 
 use crate::Options;
 use crate::report::Report;
@@ -105,10 +98,7 @@ impl Rig {
         let memory = Memory::new(self.bytes, pages)?;
         let access = self.aim(pages, &memory);
         let began = Instant::now();
-        // SAFETY: see the file's header.
-        let leases = unsafe { self.cache.request(memory.start(), self.bytes, access).pieces() }
-            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-            .map_err(|error| error.to_string())?;
+        let leases = memory.leases(&self.cache, access)?;
         let registered = began.elapsed().as_secs_f64();
         drop(leases);
         let moved = self.move_all(&memory, access)?;
@@ -117,14 +107,8 @@ impl Rig {
     }
 
     fn move_all(&mut self, memory: &Memory, access: Access) -> Result<f64, String> {
-        let (how, progress) = (pieces::Options::for_transfer(), Progress::new());
-        let (cache, ring) = (&self.cache, &mut self.ring);
         let began = Instant::now();
-        // SAFETY: see the file's header.
-        unsafe {
-            pieces::transfer(cache, memory.start(), self.bytes, access, &how, &progress, ring)
-        }
-        .map_err(|error| error.to_string())?;
+        memory.transfer(&self.cache, access, &mut self.ring)?;
         Ok(began.elapsed().as_secs_f64())
     }
 
@@ -220,32 +204,18 @@ fn divide(
             .map_err(|error| error.to_string()),
         Part::RingEach => halves(threads, bytes, &|half, offset, length| {
             let how = pieces::Options { threads: NonZeroUsize::MIN, prefault: false, ..how };
-            register(caches[half], memory, offset, length, &how)
+            memory.register(caches[half], offset, length, &how)
         }),
         Part::Written => halves(threads, bytes, &|_, offset, length| {
             memory.write(offset, length);
             Ok(())
         }),
-        Part::Untouched | Part::UntouchedHuge => register(caches[0], memory, 0, bytes, &how),
+        Part::Untouched | Part::UntouchedHuge => memory.register(caches[0], 0, bytes, &how),
         Part::NotPrefaulted | Part::OneRing => {
             let how = pieces::Options { prefault: false, ..how };
-            register(caches[0], memory, 0, bytes, &how)
+            memory.register(caches[0], 0, bytes, &how)
         }
     }
-}
-
-fn register(
-    cache: &TheCache,
-    memory: &Memory,
-    offset: usize,
-    length: usize,
-    how: &pieces::Options,
-) -> Result<(), String> {
-    let start = memory.start().wrapping_add(offset);
-    // SAFETY: see the file's header.
-    unsafe { pieces::register_all(cache, start, length, Access::WRITE, how, &Progress::new()) }
-        .map(drop)
-        .map_err(|error| error.to_string())
 }
 
 /// Does a half on each of two threads, or both on one.

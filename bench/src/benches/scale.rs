@@ -10,7 +10,7 @@ mod library;
 mod mappings;
 
 use crate::Options;
-use crate::load_monitor::LoadMonitor;
+use crate::null::LoadMonitor;
 use crate::null::{NullCache, NullDevice, get, get_once};
 use crate::report::Report;
 use crate::rounds::Comparison;
