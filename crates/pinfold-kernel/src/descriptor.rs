@@ -210,6 +210,12 @@ pub fn allocate(file: BorrowedFd<'_>, bytes: usize) -> Result<(), Errno> {
     Ok(rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes as u64)?)
 }
 
+/// Fills the first `bytes` bytes of a file with zeros, and leaves it as long as it is. Not every file system can.
+pub fn zero(file: BorrowedFd<'_>, bytes: usize) -> Result<(), Errno> {
+    let how = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+    Ok(rustix::fs::fallocate(file, how, 0, bytes as u64)?)
+}
+
 /// Locks an open file for this process (`flock`), unless another one has: `EWOULDBLOCK`.
 pub fn lock(file: BorrowedFd<'_>) -> Result<(), Errno> {
     Ok(rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)?)

@@ -15,7 +15,7 @@ use pinfold_core::AddressRange;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// Memory that is mapped until this is dropped; readable and writable unless it was made otherwise.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Process {
 
 // SAFETY: a mapping belongs to the process, not to a thread.
 unsafe impl Send for OwnedMapping {}
-// SAFETY: as above; through `&OwnedMapping` nothing of its contents is reached.
+// SAFETY: as above; through `&OwnedMapping` its contents are reached by atomic accesses only.
 unsafe impl Sync for OwnedMapping {}
 
 impl OwnedMapping {
@@ -236,6 +236,23 @@ impl OwnedMapping {
             // SAFETY: within the mapping, which is ours (`&mut`).
             unsafe { self.start.write_bytes(byte, self.bytes) };
         }
+    }
+
+    /// What it holds now, byte by byte, whoever else changes it meanwhile; nothing if it was not made to be written, or is
+    /// [left out](Self::leave_out_of_forks) of this process.
+    pub fn contents(&self) -> Vec<u8> {
+        let readable = self.writable && self.only_in.is_none_or(Process::is_this);
+        // SAFETY: within the mapping, which is read by atomic accesses: it may be shared.
+        let byte = |at| unsafe { self.start.cast::<AtomicU8>().add(at).as_ref() };
+        // Relaxed: no other memory goes with a byte.
+        (0..if readable { self.bytes } else { 0 })
+            .map(|at| byte(at).load(Ordering::Relaxed))
+            .collect()
+    }
+
+    /// Has the kernel reclaim its pages; what they hold stays.
+    pub fn page_out(&self) -> Result<(), Errno> {
+        self.advise(libc::MADV_PAGEOUT)
     }
 
     /// How many of its bytes lie in huge pages. `ENOTTY` before Linux 6.7.
@@ -449,6 +466,7 @@ mod tests {
         let range = mapping.range().unwrap();
         assert_eq!((range.start() % ALIGN, range.len()), (0, 3 * page_bytes()));
         mapping.fill(7);
+        assert_eq!(mapping.contents(), vec![7; 3 * page_bytes()]);
         let (before, behind) = (range.start() - page_bytes(), range.end());
         drop(mapping);
         for place in [range.start(), range.end() - page_bytes(), before, behind] {

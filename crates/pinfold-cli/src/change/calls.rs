@@ -47,6 +47,10 @@ impl Obstacle {
         Self { call, errno: error.raw_os_error().unwrap_or(0) }
     }
 
+    pub(super) const fn of_call(call: &'static str, errno: pinfold_kernel::Errno) -> Self {
+        Self { call, errno: errno.0 }
+    }
+
     /// Made when the address is no longer free.
     pub(crate) const fn taken(call: &'static str) -> Self {
         Self { call, errno: libc::EEXIST }

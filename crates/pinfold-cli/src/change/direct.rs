@@ -3,20 +3,14 @@
 //! Reclaim may take the entry of such a page though a device has pinned it, because a fault finds the page
 //! in the file again. A direct write then replaces the page in the file, and nothing that parts a page
 //! from an address is called for that.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` for the calls of [`super::calls`]. Their contract holds because
-//! the mapping is made, unmapped and read by its [`DirectFile`] alone, and never lent out as a reference
-//! of Rust's.
 
-#![allow(unsafe_code)]
-
-use super::calls::{self, Advice, Call, Obstacle, Place};
+use super::calls::Obstacle;
 use super::{Specimen, difference};
 use pinfold::AddressRange;
+use pinfold_kernel::descriptor;
+use pinfold_kernel::mapping::OwnedMapping;
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -30,7 +24,8 @@ const PAGE: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct DirectFile {
     direct: File,
-    mapping: AddressRange,
+    mapping: OwnedMapping,
+    range: AddressRange,
 }
 
 impl DirectFile {
@@ -42,23 +37,20 @@ impl DirectFile {
         let direct = options.open(path).map_err(failed)?;
         // A descriptor that goes through the page cache.
         let cached = File::options().read(true).write(true).open(path).map_err(failed)?;
-        let (cached, rights) = (OwnedFd::from(cached), libc::PROT_READ | libc::PROT_WRITE);
-        // SAFETY: new memory anywhere replaces nothing.
-        let start = unsafe {
-            calls::map(0, LENGTH, Place::Anywhere, rights, libc::MAP_SHARED, Some(&cached))
-        }?;
-        let mapping = AddressRange::new(start, LENGTH).map_err(|_| Obstacle::unsuitable("mmap"))?;
-        Ok(Self { direct, mapping })
+        let mapping = OwnedMapping::of_file(cached.as_fd(), LENGTH, true, 0);
+        let mapping = mapping.map_err(|errno| Obstacle::of_call("mmap", errno))?;
+        let range = mapping.range().ok_or(Obstacle::unsuitable("mmap"))?;
+        Ok(Self { direct, mapping, range })
     }
 
     /// Where it is.
     pub(crate) fn mapping(&self) -> AddressRange {
-        self.mapping
+        self.range
     }
 
     /// Writes the pattern of `key` into the file, past its pages in memory.
     pub(crate) fn write(&self, key: u64) -> Result<(), Obstacle> {
-        let pattern = Specimen::pattern(self.mapping, key);
+        let pattern = Specimen::pattern(self.range, key);
         let mut room = vec![0; LENGTH + PAGE];
         let aligned = room.as_ptr().align_offset(PAGE);
         let bytes = &mut room[aligned..aligned + LENGTH];
@@ -69,33 +61,17 @@ impl DirectFile {
 
     /// Has the kernel reclaim the mapped pages, pinned or not.
     pub(crate) fn page_out(&self) -> Result<(), Obstacle> {
-        // SAFETY: the bytes stay what they are.
-        unsafe { calls::advise(self.mapping, Advice::PageOut, Call::Library) }
+        self.mapping.page_out().map_err(|errno| Obstacle::of_call("MADV_PAGEOUT", errno))
     }
 
     /// Has the file's blocks filled with zeros by the kernel, which drops their pages before.
     pub(crate) fn zero(&self) -> Result<(), Obstacle> {
-        let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
-        let length = libc::off_t::try_from(LENGTH).unwrap_or(0);
-        // SAFETY: touches no memory of the program's but the mapping, which is this object's.
-        let result = unsafe { libc::fallocate(self.direct.as_raw_fd(), mode, 0, length) };
-        if result < 0 {
-            let error = std::io::Error::last_os_error();
-            return Err(Obstacle::from_error("fallocate(ZERO_RANGE)", &error));
-        }
-        Ok(())
+        let zeroed = descriptor::zero(self.direct.as_fd(), LENGTH);
+        zeroed.map_err(|errno| Obstacle::of_call("fallocate(ZERO_RANGE)", errno))
     }
 
     /// Where the mapping holds something else than `wanted`.
     pub(crate) fn difference(&self, wanted: &[u8]) -> Option<usize> {
-        // SAFETY: the mapping is readable as long as the file is as long, which only this object changes.
-        difference(&unsafe { calls::load(self.mapping) }, wanted)
-    }
-}
-
-impl Drop for DirectFile {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this object's alone; a refusal leaks it, which is harmless.
-        let _ = unsafe { calls::unmap(self.mapping, Call::Library) };
+        difference(&self.mapping.contents(), wanted)
     }
 }

@@ -1,23 +1,16 @@
 //! Memory in small pages, for a region that is to be made huge.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to look at memory. A [`Region`] owns its bytes; they are read by
-//! address, as a device does.
-
-#![allow(unsafe_code)]
 
 use crate::output::Failure;
 use pinfold::AddressRange;
+use pinfold_kernel::Errno;
 use pinfold_kernel::mapping::OwnedMapping;
-use pinfold_kernel::{Errno, memory};
 
 /// What a huge page is at most, on the machines that this runs on.
 const ALIGNMENT: usize = 2 << 20;
 
 /// Mapped memory, each page of it there and small.
 pub(super) struct Region {
-    _mapping: OwnedMapping,
+    mapping: OwnedMapping,
     range: AddressRange,
 }
 
@@ -30,7 +23,7 @@ impl Region {
         let _ = mapping.want_huge_pages(false);
         mapping.fill(0x5a);
         let _ = mapping.want_huge_pages(true);
-        Ok(Self { _mapping: mapping, range })
+        Ok(Self { mapping, range })
     }
 
     pub(super) fn range(&self) -> AddressRange {
@@ -39,8 +32,7 @@ impl Region {
 
     /// What it holds.
     pub(super) fn bytes(&self) -> Vec<u8> {
-        // SAFETY: mapped and readable, and no device writes to it any more.
-        unsafe { memory::bytes(self.range) }.to_vec()
+        self.mapping.contents()
     }
 }
 
