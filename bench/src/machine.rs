@@ -1,16 +1,7 @@
 //! The machine that is measured: which processors there are, how much memory this process uses, what it is in
 //! words.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to discard pages that no code reads or writes.
 
-#![allow(unsafe_code)]
-
-use pinfold::AddressRange;
-use pinfold_kernel::mapping::OwnedMapping;
-use pinfold_kernel::process::page_bytes;
-use pinfold_kernel::{memory, thread};
+use pinfold_kernel::thread;
 use std::fs;
 
 /// The processors that this thread may run on.
@@ -24,7 +15,8 @@ pub(crate) fn stay_on(processor: usize) -> Result<(), String> {
     thread::stay_on(processor).map_err(|errno| failed(&what, errno))
 }
 
-fn failed(what: &str, errno: pinfold_kernel::Errno) -> String {
+/// What the kernel said to `what`.
+pub(crate) fn failed(what: &str, errno: pinfold_kernel::Errno) -> String {
     format!("{what}: {}", std::io::Error::from(errno))
 }
 
@@ -40,34 +32,6 @@ fn contains(part: &str, number: usize) -> bool {
     let (first, last) = part.split_once('-').unwrap_or((part, part));
     let bounds = first.parse::<usize>().ok().zip(last.parse::<usize>().ok());
     bounds.is_some_and(|(first, last)| (first..=last).contains(&number))
-}
-
-/// Takes the page at `address` away; it reads as zeros then.
-///
-/// Only for memory whose content is not needed.
-pub(crate) fn discard_page(address: usize) {
-    if let Ok(page) = AddressRange::new(address, 4096) {
-        // SAFETY: the benches give the middle of buffers that are never read or written.
-        let _ = unsafe { memory::discard(page) };
-    }
-}
-
-/// A page between two pages without access, so that it is a mapping of its own, which no monitor was told to
-/// watch.
-pub(crate) struct UnwatchedPage(OwnedMapping);
-
-impl UnwatchedPage {
-    pub(crate) fn new() -> Result<Self, String> {
-        let page = OwnedMapping::inaccessible(3 * page_bytes());
-        let page = page.map_err(|errno| failed("mmap", errno))?;
-        page.allow(page_bytes(), page_bytes()).map_err(|errno| failed("mprotect", errno))?;
-        Ok(Self(page))
-    }
-
-    /// Takes it away, and gives a new one.
-    pub(crate) fn discard(&self) {
-        discard_page(self.0.start().addr().get() + page_bytes());
-    }
 }
 
 /// The bytes in use on the C library's heap, the heap's own included, and what is mapped outside it:

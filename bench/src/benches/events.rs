@@ -8,6 +8,8 @@ use crate::rounds::{compare, nanoseconds, nanoseconds_each};
 use crate::workload::{LENGTH, addresses, random_order, range};
 use pinfold::monitor::{Ebpf, Feed, NoMonitor, Userfaultfd, WithFeed};
 use pinfold::{AddressRange, Cache, Config, Monitor};
+use pinfold_kernel::process::page_bytes;
+use pinfold_kernel::trial::{LonePage, TrialArea};
 use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,17 +108,27 @@ struct Alternating {
     cached: Vec<u64>,
     gaps: Vec<AddressRange>,
     order: Vec<u64>,
-    _memory: Vec<u8>,
+    memory: TrialArea,
 }
 
 impl Alternating {
     fn new(options: Options) -> Result<Self, String> {
-        let memory = vec![0_u8; (2 * REGIONS + 1) * LENGTH];
-        let first = (memory.as_ptr() as u64).next_multiple_of(LENGTH as u64);
+        let memory = TrialArea::untouched((2 * REGIONS + 1) * LENGTH / page_bytes());
+        let memory = memory.map_err(|errno| machine::failed("mmap", errno))?;
+        let range = memory.range().ok_or("no memory")?;
+        let first = (range.start() as u64).next_multiple_of(LENGTH as u64);
         let cached: Vec<u64> = (first..).step_by(2 * LENGTH).take(REGIONS).collect();
         let gaps = gaps(&cached)?;
         let order = random_order(&cached, options.scaled(ACCESSES) / 10, &mut options.random());
-        Ok(Self { cached, gaps, order, _memory: memory })
+        Ok(Self { cached, gaps, order, memory })
+    }
+
+    /// Takes a page between two cached pieces away.
+    fn discard(&self, turn: usize) {
+        let gap = self.gaps[turn % self.gaps.len()];
+        if let Ok(page) = AddressRange::new(gap.start(), page_bytes()) {
+            let _ = self.memory.discard(page);
+        }
     }
 }
 
@@ -174,10 +186,11 @@ fn told_by_kernel<M: Monitor>(
     let cache = null::over(monitor, Config::keeping_all()).map_err(|error| error.to_string())?;
     null::get_put(&cache, &memory.cached, LENGTH)?;
     let hits = || null::get_put(&cache, &memory.order, LENGTH);
-    let change = |turn: usize| machine::discard_page(memory.gaps[turn % memory.gaps.len()].start());
+    let change = |turn: usize| memory.discard(turn);
     stream(options, report, &cache, &Stream { name: beside, hits: &hits, change: &change })?;
-    let elsewhere = machine::UnwatchedPage::new()?;
-    let change = |_: usize| elsewhere.discard();
+    // A mapping of its own, which no monitor was told to watch.
+    let elsewhere = LonePage::new().map_err(|errno| machine::failed("mmap", errno))?;
+    let change = |_: usize| _ = elsewhere.discard();
     stream(options, report, &cache, &Stream { name: unwatched, hits: &hits, change: &change })
 }
 

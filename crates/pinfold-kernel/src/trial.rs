@@ -7,7 +7,7 @@
 
 use crate::descriptor::memory_file;
 use crate::errno::{Errno, done, last_errno};
-use crate::mapping::OwnedMapping;
+use crate::mapping::{OwnedMapping, WalledMapping};
 use crate::memory;
 use crate::process::page_bytes;
 use pinfold_core::AddressRange;
@@ -23,6 +23,11 @@ impl TrialArea {
     /// `pages` pages of private memory.
     pub fn private(pages: usize) -> Result<Self, Errno> {
         OwnedMapping::new(pages * page_bytes()).map(Self::touched)
+    }
+
+    /// `pages` pages of private memory, none of which is there yet.
+    pub fn untouched(pages: usize) -> Result<Self, Errno> {
+        OwnedMapping::new(pages * page_bytes()).map(Self)
     }
 
     /// One huge page of private memory, if the machine has one to spare.
@@ -93,6 +98,37 @@ impl TrialArea {
         // SAFETY: the area is ours, and no code has references into it.
         done(unsafe { libc::madvise(start, self.0.bytes(), advice) })
     }
+
+    /// Takes the pages of a part away.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for what is not inside.
+    pub fn discard(&self, part: AddressRange) -> Result<(), Errno> {
+        if !self.whole()?.contains(&part) {
+            return Err(Errno(libc::EINVAL));
+        }
+        // SAFETY: inside the area, which is ours, and no code has references into it.
+        unsafe { memory::discard(part) }
+    }
+}
+
+/// A page that is a mapping of its own, to be taken away over and over. No reference into it ever exists.
+#[derive(Debug)]
+pub struct LonePage(WalledMapping);
+
+impl LonePage {
+    /// Maps one.
+    pub fn new() -> Result<Self, Errno> {
+        WalledMapping::new(page_bytes()).map(Self)
+    }
+
+    /// Takes it away; there is a new one when it is touched.
+    pub fn discard(&self) -> Result<(), Errno> {
+        let page = AddressRange::new(self.0.start().addr().get(), self.0.bytes());
+        // SAFETY: the page is ours, and no code has references into it.
+        unsafe { memory::discard(page.map_err(|_| Errno(libc::EINVAL))?) }
+    }
 }
 
 /// A file without a name, of `pages` pages.
@@ -150,6 +186,9 @@ mod tests {
         assert_eq!(moved.range(), place);
         moved.advise(libc::MADV_DONTNEED).unwrap();
         moved.touch();
+        assert_eq!(moved.discard(moved.pages(1, 1).unwrap()), Ok(()));
+        assert_eq!(moved.discard(moved.pages(1, 2).unwrap()), Err(Errno(libc::EINVAL)));
+        assert_eq!(LonePage::new().unwrap().discard(), Ok(()));
         assert_eq!(moved.replace().unwrap().range(), place);
         let file = nameless_file(2).unwrap();
         let mut mapped = TrialArea::of_file(&file, 2).unwrap();
