@@ -9,12 +9,14 @@
 
 #![allow(unsafe_code)]
 
-use pinfold::suspend::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
+use pinfold::rearrange::{self, Trimmed};
+use pinfold::suspend::{ConnectionLost, Renewed, Suspend, Suspended, Transfers, Unsupported};
 use pinfold::{
     Access, AddressRange, Cache, CacheError, Change, Config, Cover, DeregisterError, GetError,
     Lease, Lost, MappingKind, Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay,
     Sequence, Watch,
 };
+use pinfold_kernel::trial::TrialArea;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::hint::black_box;
@@ -139,7 +141,17 @@ pub(crate) fn get<M: Monitor>(
     unsafe { cache.get(address as *const u8, length, Access::READ_WRITE) }
 }
 
-/// The same, of a registration that is not kept.
+/// Gives up the first page of memory that is suspended.
+pub(crate) fn trim<M: Monitor>(
+    suspended: &Suspended<'_, NullDevice, M>,
+    memory: &TrialArea,
+) -> Result<Trimmed, String> {
+    let page = memory.pages(0, 1).ok_or("no page")?;
+    // SAFETY: no code has references into a trial area, or needs what it holds.
+    unsafe { rearrange::trim(suspended, page) }.map_err(|error| error.to_string())
+}
+
+/// As [`get`], of a registration that is not kept.
 pub(crate) fn get_once<M: Monitor>(
     cache: &Cache<NullDevice, M>,
     address: u64,

@@ -30,6 +30,11 @@ impl TrialArea {
         OwnedMapping::new(pages * page_bytes()).map(Self)
     }
 
+    /// `bytes` bytes of private memory at a multiple of `align`, a power of two of at least a page.
+    pub fn aligned(bytes: usize, align: usize) -> Result<Self, Errno> {
+        OwnedMapping::aligned(bytes, align).map(Self::touched)
+    }
+
     /// One huge page of private memory, if the machine has one to spare.
     pub fn huge() -> Result<Self, Errno> {
         const BYTES: usize = 2 << 20;

@@ -1,15 +1,8 @@
 //! The rows next to mappings of the process, with the monitor that asks the kernel for them.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` for the methods that take an address, and to give up pages. The memory is the bench's
-//! own and the device does nothing.
-
-#![allow(unsafe_code)]
 
 use super::{Measured, Row, least, words};
 use crate::machine;
-use crate::null::{NullDevice, get};
+use crate::null::{self, NullDevice, get};
 use crate::workload::LENGTH;
 use pinfold::monitor::{Best, Choice, Userfaultfd};
 use pinfold::rearrange::{self, HugePageWay, Node};
@@ -18,6 +11,7 @@ use pinfold::{AddressRange, Cache, Config, Monitor, Watch, mappings};
 use pinfold_kernel::mapping::OwnedMapping;
 use pinfold_kernel::process::page_bytes;
 use pinfold_kernel::thread::processor_time;
+use pinfold_kernel::trial::TrialArea;
 use pinfold_kernel::{Errno, memory};
 use std::hint::black_box;
 use std::sync::Arc;
@@ -190,32 +184,27 @@ const HUGE: usize = 2 << 20;
 fn rearranged<T, E: std::fmt::Display>(
     n: usize,
     rounds: usize,
-    operation: impl Fn(&Suspended<'_, NullDevice, Arc<Userfaultfd>>) -> Result<T, E>,
+    operation: impl Fn(&Suspended<'_, NullDevice, Arc<Userfaultfd>>, &TrialArea) -> Result<T, E>,
 ) -> Measured {
     let _others = split(n)?;
-    let memory = OwnedMapping::aligned(HUGE, HUGE).map_err(refused)?;
-    memory.populate().map_err(refused)?;
+    let memory = TrialArea::aligned(HUGE, HUGE).map_err(refused)?;
+    let range = memory.range().ok_or("no memory")?;
     let terms = SuspensionTerms { deadline: Duration::from_secs(600), ..Default::default() };
     let cache = cache()?;
-    let suspended = cache.suspend(range_of(&memory)?, vec![], vec![], terms).map_err(words)?;
-    let value = least(rounds, 20, || operation(&suspended).map(drop).map_err(words));
+    let suspended = cache.suspend(range, vec![], vec![], terms).map_err(words)?;
+    let value = least(rounds, 20, || operation(&suspended, &memory).map(drop).map_err(words));
     suspended.resume().map_err(|_| "not resumed")?;
     value
 }
 
 fn trim(n: usize, rounds: usize) -> Measured {
-    rearranged(n, rounds, |suspended| {
-        let page = AddressRange::new(suspended.range().start(), page_bytes());
-        // SAFETY: nothing needs what the memory holds.
-        page.map_err(words)
-            .and_then(|page| unsafe { rearrange::trim(suspended, page) }.map_err(words))
-    })
+    rearranged(n, rounds, null::trim)
 }
 
 fn defragment(n: usize, rounds: usize) -> Measured {
-    rearranged(n, rounds, |suspended| rearrange::defragment(suspended, HugePageWay::IN_PLACE))
+    rearranged(n, rounds, |suspended, _| rearrange::defragment(suspended, HugePageWay::IN_PLACE))
 }
 
 fn migrate(n: usize, rounds: usize) -> Measured {
-    rearranged(n, rounds, |suspended| rearrange::migrate(suspended, Node(0)))
+    rearranged(n, rounds, |suspended, _| rearrange::migrate(suspended, Node(0)))
 }
