@@ -3,7 +3,6 @@
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
 
-#[allow(unsafe_code)] // to make a process that shares this one's memory
 mod sharer;
 mod support;
 

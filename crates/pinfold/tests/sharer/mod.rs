@@ -1,5 +1,11 @@
 //! A process that shares this one's memory (`CLONE_VM`, as `vfork` makes one), and is killed while it
 //! unmaps some of it.
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to make such a process, which is waited for before what it uses goes away.
+
+#![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
