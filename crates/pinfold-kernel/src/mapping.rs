@@ -238,8 +238,8 @@ impl OwnedMapping {
         }
     }
 
-    /// What it holds now, byte by byte, though other code may change it meanwhile; nothing if it was not made to be written, or is
-    /// [left out](Self::leave_out_of_forks) of this process.
+    /// What it holds now, byte by byte, though other code may change it meanwhile; nothing if it was not made to be
+    /// written, or is [left out](Self::leave_out_of_forks) of this process.
     pub fn contents(&self) -> Vec<u8> {
         let readable = self.writable && self.only_in.is_none_or(Process::is_this);
         // SAFETY: within the mapping, which is read by atomic accesses: it may be shared.
