@@ -196,7 +196,7 @@ impl Admission {
     }
 
     /// Keeps `range`, where keeping it [pays](Self::pays): it is bought, if its account has paid for that. If it is bought
-    /// already, what was paid since is spent.
+    /// already, what was paid for it and since pays for other rights once, and is spent.
     pub(crate) fn buy(&mut self, range: AddressRange, costs: UseCosts) -> Verdict {
         let (rent, price) = (costs.rent(), costs.keeping);
         if rent == 0 || costs.is_keeping_harmless() {
@@ -221,10 +221,14 @@ impl Admission {
         self.account(range).into_iter().for_each(|account| account.bought = None);
     }
 
-    /// What was to be bought, or was and is [retracted](Self::retract), cannot be had: that was in vain.
+    /// What was to be bought, or was and is [retracted](Self::retract), cannot be had: that was in vain. Of what is bought for other
+    /// rights, no more is paid for by what was rented.
     pub(crate) fn abandon(&mut self, range: AddressRange) {
-        let account = self.account(range).filter(|it| it.bought.is_none() && it.paid > 0);
-        account.into_iter().for_each(|account| account.conclude(None));
+        let Some(account) = self.account(range).filter(|it| it.paid > 0) else { return };
+        match account.bought {
+            Some(_) => account.paid = 0,
+            None => account.conclude(None),
+        }
     }
 
     /// `range`, which was bought, is not kept any more; its hits were worth so many parts of [`USE`]. That tells whether it was
@@ -280,8 +284,11 @@ fn open_account(set: &mut [Account; WAYS], newcomer: Account, price: u64, newcom
     *newcomers = newcomers.wrapping_add(1);
     let dice = mixed(*newcomers);
     let other = &mut set[usize::try_from(dice % WAYS as u64).unwrap_or(0)];
-    let has_had_it = other.bought.is_some() || other.has_paid;
-    let stake = if has_had_it { other.paid.min(price) } else { other.paid };
+    let stake = match other.bought {
+        Some(purchase) => purchase.price.min(price),
+        None if other.has_paid => other.paid.min(price),
+        None => other.paid,
+    };
     let paid = stake.saturating_add(newcomer.paid);
     if dice / WAYS as u64 % paid < newcomer.paid {
         *other = Account { paid, ..newcomer };
@@ -414,12 +421,16 @@ impl LearnedCosts {
         (this / least.max(1)).checked_ilog2().unwrap_or(0)
     }
 
-    /// What a use takes that is not kept, of a range of this class. `None` if none was registered yet.
+    /// What a use takes that is not kept, of a range of this class. `None` if none was registered yet. What was not measured of
+    /// this class takes what it takes of the one that takes least.
     fn per_use(&self, class: usize) -> Option<u64> {
-        let known = |cost: &LearnedCost| cost.nanoseconds().unwrap_or(0);
+        let known = |costs: &[LearnedCost; LENGTHS]| {
+            let least = || costs.iter().filter_map(LearnedCost::nanoseconds).min();
+            costs[class].nanoseconds().or_else(least).unwrap_or(0)
+        };
         let register = self.register[class].nanoseconds()?;
-        let registering = register.saturating_add(known(&self.deregister[class]));
-        Some(registering.saturating_add(known(&self.slow_path[class])))
+        let registering = register.saturating_add(known(&self.deregister));
+        Some(registering.saturating_add(known(&self.slow_path)))
     }
 }
 
@@ -661,6 +672,12 @@ mod tests {
         assert_eq!([page(1), long].map(|range| learned.halvings(range)), [0; 2], "not known");
         learned.registered(long, 50_000);
         assert_eq!([page(1), long].map(|range| learned.halvings(range)), [0, 4], "16 times");
+        learned.registered(AddressRange::new(4096, 300).unwrap(), 1_900);
+        assert_eq!(
+            [page(1), long].map(|range| learned.halvings(range)),
+            [0, 4],
+            "with a slow path"
+        );
         assert_eq!(learned.of(AddressRange::new(4096, 8192).unwrap(), 7), None);
     }
 

@@ -276,11 +276,11 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                         }
                         Err(Unlanded::CountsMore(amount)) => attempt.counted = amount,
                         Err(Unlanded::Refused(error)) => {
-                            let is_narrow = self.recover(want, tried, error, &mut recalls)?;
-                            if is_narrow && decision.is_purchase() {
+                            let recovered = self.recover(want, tried, error, &mut recalls);
+                            if decision.is_purchase() && !matches!(recovered, Ok(false)) {
                                 self.abandon(tried.range)?;
                             }
-                            attempt.is_narrow |= is_narrow;
+                            attempt.is_narrow |= recovered?;
                         }
                     }
                 }
@@ -300,9 +300,9 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         // Before the check, between that and the flight, and behind that.
         let readings = reading.saturating_mul(3);
         let known = flight.saturating_add(check.unwrap_or(0)).saturating_add(readings);
-        let beside = took.saturating_sub(known);
+        let surrounding = took.saturating_sub(known);
         // In a forked child nothing is learnt.
-        let _forked = self.0.locked(|writer| writer.costs.went_slowly(range, beside));
+        let _forked = self.0.locked(|writer| writer.costs.went_slowly(range, surrounding));
     }
 
     /// `plan` is of a registration made for `want`.
@@ -913,7 +913,7 @@ struct Enlisted<'c, R: Registrar, M: Monitor> {
     /// Whether it is measured what this takes.
     is_timed: bool,
     has_landed: bool,
-    /// The same is tried again, if room is made: what was bought is bought then.
+    /// The same is tried again, if room is made: what was bought is bought then, or else abandoned.
     is_tried_again: bool,
 }
 
