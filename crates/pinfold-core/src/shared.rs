@@ -122,9 +122,10 @@ pub(crate) struct Writer {
     awaiting_scan: usize,
     /// Memory for a list of regions, kept from one use to the next.
     pub(crate) scratch: Vec<u32>,
-    /// Which ranges were used, and what uses take.
+    /// Which ranges were used, and what uses take: that in a box, because a writer is moved as it is made, and a model's threads
+    /// have short stacks.
     pub(crate) admission: Admission,
-    pub(crate) costs: LearnedCosts,
+    pub(crate) costs: Box<LearnedCosts>,
     /// Why regions are registered for one lease, by their numbers.
     /// A sorted map, as all that may grow large here: no insertion moves all the others.
     pub(crate) per_use: BTreeMap<u32, PerUse>,
@@ -895,7 +896,7 @@ impl Writer {
             awaiting_scan: 0,
             scratch: Vec::new(),
             admission: Admission::new(),
-            costs: LearnedCosts::default(),
+            costs: Box::default(),
             per_use: BTreeMap::new(),
             counted: Vec::new(),
             held: Amount::ZERO,
