@@ -232,9 +232,9 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             self.0.index.prepare_places(Region::new);
             let is_sampled = self.0.is_sampled();
             attempt.is_sampled = is_sampled;
+            let now = || self.0.now_if(is_sampled);
             // Twice, for what a reading takes.
-            let reading = self.0.now_if(is_sampled);
-            let began = self.0.now_if(is_sampled);
+            let (reading, began) = (now(), now());
             let reading = since(reading, began);
             // In each round: the mapping may have changed meanwhile.
             let plan = self.plan(want, terms, attempt);
@@ -568,8 +568,14 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             Some(_) => Flight::for_one_use(range, terms, number, born),
         });
         let listed = Listed::new(self.0, region, Want { range, terms });
-        let (has_landed, is_tried_again) = (false, false);
-        Some(Enlisted { listed, plan, decision, is_timed, has_landed, is_tried_again })
+        Some(Enlisted {
+            listed,
+            plan,
+            decision,
+            is_timed,
+            has_landed: false,
+            is_tried_again: false,
+        })
     }
 
     /// Whether a registration of `range` is to be kept, if it may be.

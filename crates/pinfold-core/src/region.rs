@@ -166,10 +166,10 @@ impl HitCount {
     }
 
     #[inline]
-    const fn with_hit_of(self, bytes: usize) -> Self {
+    fn with_hit_of(self, bytes: usize) -> Self {
         let (bought, most) = (self.0 & 0x3f, self.0 >> Self::HALVINGS & 0xf);
         let shorter = bought.saturating_sub((bytes | 1).ilog2());
-        let part = USE >> if shorter < most { shorter } else { most };
+        let part = USE >> shorter.min(most);
         Self(self.0 + (part << Self::SUM))
     }
 
@@ -365,11 +365,13 @@ impl<H: Copy> Region<H> {
 
     /// The region was bought, or takes over what was. The writer's lock is held, as for the next two.
     pub(crate) fn set_bought(&self, hits: HitCount) {
+        // Relaxed: an estimate, as in `count_hit`.
         self.hits.store(hits.0, Ordering::Relaxed);
     }
 
     /// What its hits were worth since it was bought, as far as they were counted; `None` if it was not bought.
     pub(crate) fn bought_hits(&self) -> Option<HitCount> {
+        // Relaxed: an estimate, as in `count_hit`.
         let hits = self.hits.load(Ordering::Relaxed);
         (hits != HitCount::NONE).then_some(HitCount(hits))
     }

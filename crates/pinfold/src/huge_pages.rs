@@ -30,8 +30,8 @@ impl HugePages {
     /// there yet, one is made, as registering would: it may be a huge one.
     ///
     /// A system call for each end, or one for both of a range in one small page: some 0.3 µs each. Two more where no page is
-    /// there yet, and of huge pages one, or two where all sizes are wanted. A page that is split at the same moment is taken for huge or
-    /// not.
+    /// there yet, and of huge pages one, or two where all sizes are wanted. A page that is split at the same moment is taken
+    /// for huge or not.
     pub(crate) fn around(&self, range: AddressRange) -> AddressRange {
         let first = self.page_at(range.start());
         let start = first.map_or(range.start(), |page| page.start());

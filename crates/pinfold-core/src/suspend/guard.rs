@@ -1067,9 +1067,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         // SAFETY: filled, and within reach of this renewal alone.
         let handle = unsafe { region.handle() };
         shared.tell(writer, Notice::Lost { suspension, range, handle });
-        if self.parked.per_use.is_none() {
-            shared.note_kept_no_more(writer, region.number);
-        }
+        shared.note_kept_no_more(writer, region.number);
         self.listed.leave(writer);
         writer.counts.registration_failures += 1;
         if self.stage == RenewalStage::Parked {
