@@ -27,7 +27,7 @@
 //! - interfaces: `monitor`, `registrar` (unsafe traits: what is registered, watched or suspended otherwise than said is a
 //!   stale transfer), `several` (devices as one), `error`, `budget` (the seam to shared budgets)
 //! - memory and threads: `schedule`, `sync` (the switches to shuttle and loom), `first_made` (values of the whole process,
-//!   which no forked child waits for), `arena`, `chunked`, `slots`, `queue`, `barrier`, `abandoned`, `hazard`, `holds` (of the lock,
+//!   which no forked child waits for), `arena`, `chunked`, `sorted`, `slots`, `queue`, `barrier`, `abandoned`, `hazard`, `holds` (of the lock,
 //!   measured by the bench), `magazines` (a thread's cache of a pool)
 //! - parts of monitors: `stamped`, `standing`, `change_log`, `change_marks`, `pending_changes`, `combination`
 //! - words of the cache: `config`, `statistics`
@@ -99,6 +99,7 @@ pub mod schedule;
 mod several;
 mod shared;
 mod slots;
+mod sorted;
 pub mod stable;
 pub mod stamped;
 mod standing;

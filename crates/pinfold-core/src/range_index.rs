@@ -1,13 +1,12 @@
 //! Numbers by the range that each stands for, however the ranges overlap.
 //!
-//! A set for each highest bit of a length, sorted by the start: what touches a range then begins in one
-//! interval of each set, which is little longer than the range and those of that bit. Adding, removing and
+//! A table for each highest bit of a length, sorted by the start: what touches a range then begins in one
+//! interval of each table, which is little longer than the range and those of that bit. Adding, removing and
 //! each step of a look-up cost the logarithm of how many there are. Belongs to the holder of the writer's
 //! lock.
 
 use crate::AddressRange;
-use crate::chunked::fits_in_map;
-use std::collections::BTreeSet;
+use crate::sorted::Sorted;
 use std::iter;
 
 /// One for each bit of a length.
@@ -39,17 +38,14 @@ pub(crate) struct Cursor(usize, Key);
 /// Ranges with a number each.
 pub(crate) struct RangeIndex {
     /// By the highest bit of the length. Not in place: a model's threads have small stacks.
-    classes: Box<[BTreeSet<Key>]>,
+    classes: Box<[Sorted<Key, ()>]>,
     /// Which of them hold anything.
     occupied: u64,
 }
 
-// It grows while the lock is held.
-const _: () = assert!(fits_in_map::<Key, ()>());
-
 impl RangeIndex {
     pub(crate) fn new() -> Self {
-        Self { classes: (0..CLASSES).map(|_| BTreeSet::new()).collect(), occupied: 0 }
+        Self { classes: (0..CLASSES).map(|_| Sorted::new()).collect(), occupied: 0 }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -58,7 +54,7 @@ impl RangeIndex {
 
     pub(crate) fn insert(&mut self, range: AddressRange, number: u32) {
         let class = class_of(range);
-        self.classes[class].insert(Key::new(range.start(), number));
+        self.classes[class].insert(Key::new(range.start(), number), ());
         self.occupied |= 1 << class;
     }
 
@@ -84,8 +80,8 @@ impl RangeIndex {
             let from = Key::new(range.start().saturating_sub(longest), 0);
             let from = if class == first { from.max(behind) } else { from };
             let end = Key::new(range.end(), 0).max(from);
-            let touching = self.classes[class].range(from..end);
-            touching.map(move |&key| (Cursor(class, key.next()), key.number()))
+            let touching = self.classes[class].range(from, end);
+            touching.map(move |(&key, ())| (Cursor(class, key.next()), key.number()))
         })
     }
 

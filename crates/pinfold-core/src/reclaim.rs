@@ -55,6 +55,11 @@ struct Slice<'c, H> {
 /// The lock, and what was taken over.
 type Claim<'c, H> = (Scanner<'c>, Slice<'c, H>);
 
+/// The same, in the memory that they stand in: each may be taken.
+fn each<H>(duties: Duties<'_, H>) -> Vec<Option<Deregistering<'_, H>>> {
+    duties.into_iter().map(Some).collect()
+}
+
 impl<H> Slice<'_, H> {
     const fn nothing() -> Self {
         Self { duties: Vec::new(), is_cut: false }
@@ -109,7 +114,7 @@ impl<'c, R: Registrar, M: Monitor> Reclaim<'c, R, M> {
         let (scanner, Slice { duties, is_cut }) = claim(scanner);
         let due = self.0.release(scanner);
         // Before the callbacks, which may wait for the room that this makes.
-        let count = self.deregister(duties);
+        let count = self.deregister(&mut each(duties));
         drop(due);
         self.0.settle();
         GivenBack { count, is_cut }
@@ -387,10 +392,10 @@ impl<'c, R: Registrar, M: Monitor> Reclaim<'c, R, M> {
     fn deregister_per_use(self, region: &'c Region<R::Handle>) {
         let claimed = self.0.locked_deferring(|writer| {
             writer.per_use.remove(&region.number);
-            vec![writer.lists.deregister(Idle::behind_its_only_lease(region))]
+            writer.lists.deregister(Idle::behind_its_only_lease(region))
         });
-        let Ok((duties, due)) = claimed else { return };
-        self.deregister(duties);
+        let Ok((duty, due)) = claimed else { return };
+        self.deregister(&mut [Some(duty)]);
         drop(due);
         self.0.settle();
     }
@@ -410,7 +415,7 @@ impl<'c, R: Registrar, M: Monitor> Reclaim<'c, R, M> {
     ///
     /// What a registrar that panics was not given is the reclaimer's again; behind the end of the cache, which
     /// has passed what was in this thread's hands, it is this thread's.
-    fn deregister(self, duties: Duties<'_, R::Handle>) -> usize {
+    fn deregister(self, duties: &mut [Option<Deregistering<'c, R::Handle>>]) -> usize {
         let count = duties.len();
         if let Err(panicked) = foreign::call(|| self.depart(duties)) {
             if self.0.is_closed() {
@@ -422,19 +427,10 @@ impl<'c, R: Registrar, M: Monitor> Reclaim<'c, R, M> {
         count
     }
 
-    fn depart(self, duties: Duties<'_, R::Handle>) {
-        if duties.is_empty() {
-            return;
+    fn depart(self, duties: &mut [Option<Deregistering<'c, R::Handle>>]) {
+        if !duties.is_empty() {
+            Departure { shared: self.0, duties, gone: 0, failed: 0, took: None }.run();
         }
-        let count = duties.len();
-        Departure {
-            shared: self.0,
-            ahead: duties.into_iter(),
-            gone: Vec::with_capacity(count),
-            failed: 0,
-            took: None,
-        }
-        .run();
     }
 
     /// False if the device could not.
@@ -481,7 +477,7 @@ impl<'c, R: Registrar, M: Monitor> Reclaim<'c, R, M> {
             let claimed =
                 self.0.locked_deferring(|writer| self.take_over_slice(writer, place, &mut duties));
             let Ok((rest, due)) = claimed else { return false };
-            let deregistered = foreign::call(|| self.depart(duties));
+            let deregistered = foreign::call(|| self.depart(&mut each(duties)));
             again |= deregistered.is_err();
             let told = foreign::call(|| drop(due));
             let settled = foreign::call(|| self.0.settle());
@@ -641,38 +637,35 @@ impl Drop for InsideDeparture {
 
 /// Registrations on their way back to the device. Keeps the books right also when the registrar
 /// panics: the one it was given is gone, those behind it are the reclaimer's again.
-struct Departure<'c, R: Registrar, M: Monitor> {
+struct Departure<'d, 'c, R: Registrar, M: Monitor> {
     shared: &'c Shared<R, M>,
-    /// Those that the device has not been given.
-    ahead: std::vec::IntoIter<Deregistering<'c, R::Handle>>,
-    /// Those that it has.
-    gone: Duties<'c, R::Handle>,
+    /// Each is taken out as it is entered into the books.
+    duties: &'d mut [Option<Deregistering<'c, R::Handle>>],
+    /// How many of them the device has been given: the first.
+    gone: usize,
     /// How many of those it could not give back.
     failed: usize,
     /// How long the latest of those took, if it was measured.
     took: Option<u64>,
 }
 
-impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
+impl<R: Registrar, M: Monitor> Departure<'_, '_, R, M> {
     fn run(mut self) {
         let _inside = InsideDeparture::enter();
-        loop {
-            if let Some(region) = self.ahead.as_slice().first().map(Deregistering::region)
-                && let Some(range) = region.range()
-            {
+        while let Some(duty) = self.duties.get(self.gone).and_then(Option::as_ref) {
+            if let Some(range) = duty.region().range() {
                 // In a forked child it is the parent's, as below.
-                let _forked = self.shared.erase(range, region.number);
+                let _forked = self.shared.erase(range, duty.region().number);
             }
-            let is_timed = self.shared.is_sampled() && !self.ahead.as_slice().is_empty();
+            let is_timed = self.shared.is_sampled();
             let began = self.shared.now_if(is_timed);
             // Forked inside the registrar or the clock: the rest is the parent's to give back.
             if self.shared.is_forked() {
                 return;
             }
-            let Some(duty) = self.ahead.next() else { return };
-            self.gone.push(duty);
-            self.failed += 1;
-            if self.gone.last().is_some_and(|duty| Reclaim(self.shared).deregister_one(duty)) {
+            // Before the call: what a registrar is given that panics is gone.
+            (self.gone, self.failed) = (self.gone + 1, self.failed + 1);
+            if Reclaim(self.shared).deregister_one(duty) {
                 self.failed -= 1;
             }
             self.took = since(began, self.shared.now_if(is_timed));
@@ -681,12 +674,14 @@ impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
 
     fn enter_into_books(&mut self, writer: &mut Writer) {
         writer.counts.deregistration_failures += self.failed as u64;
-        writer.counts.deregistrations += (self.gone.len() - self.failed) as u64;
-        let latest = self.gone.last().and_then(|gone| gone.region().range());
+        writer.counts.deregistrations += (self.gone - self.failed) as u64;
+        let (gone, ahead) = self.duties.split_at_mut(self.gone);
+        let latest = gone.last().and_then(Option::as_ref).and_then(|duty| duty.region().range());
         let measured = latest.zip(self.took);
         measured.into_iter().for_each(|(range, took)| writer.costs.deregistered(range, took));
-        self.gone.drain(..).for_each(|gone| Reclaim(self.shared).free_place(writer, gone));
-        for undone in self.ahead.by_ref() {
+        let gone = gone.iter_mut().filter_map(Option::take);
+        gone.for_each(|gone| Reclaim(self.shared).free_place(writer, gone));
+        for undone in ahead.iter_mut().filter_map(Option::take) {
             writer.lists.hand_back(undone);
             writer.call_reclaimer();
         }
@@ -694,7 +689,7 @@ impl<R: Registrar, M: Monitor> Departure<'_, R, M> {
     }
 }
 
-impl<R: Registrar, M: Monitor> Drop for Departure<'_, R, M> {
+impl<R: Registrar, M: Monitor> Drop for Departure<'_, '_, R, M> {
     fn drop(&mut self) {
         // In a forked child they are the parent's.
         let _forked = self.shared.locked(|writer| self.enter_into_books(writer));
@@ -802,7 +797,7 @@ impl<R: Registrar, M: Monitor> std::fmt::Debug for Reclaimer<R, M> {
 #[cfg(test)]
 #[cfg(not(loom))]
 pub(crate) mod tests {
-    use super::{InsideDeparture, Reclaim, Reclaimer, ReclaimingThread, State};
+    use super::{InsideDeparture, Reclaim, Reclaimer, ReclaimingThread, State, each};
     use crate::barrier::Barriers;
     use crate::budget::Amount;
     use crate::coverage::{Change, Cover, MappingKind};
@@ -1230,7 +1225,7 @@ pub(crate) mod tests {
         let scanner = cache.shared.lock_to_scan().unwrap();
         let (scanner, slice) = Reclaim(&cache.shared).evict(scanner, Amount::EVERYTHING, &mut 0);
         drop(cache.shared.release(scanner));
-        Reclaim(&cache.shared).deregister(slice.duties);
+        Reclaim(&cache.shared).deregister(&mut each(slice.duties));
         slice.is_cut
     }
 

@@ -13,7 +13,6 @@ use crate::admission::{self, Admission, LearnedCosts};
 use crate::board::{Board, Notice};
 use crate::budget::{Account, Amount};
 use crate::callbacks::Callback;
-use crate::chunked::fits_in_map;
 use crate::config::{Config, Keep};
 use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
@@ -26,6 +25,7 @@ use crate::monitor::{Forked, Monitor, Position, Sequence};
 use crate::order::Order;
 use crate::region::{Ask, List, Lists, Region, Terms};
 use crate::registrar::{Registrar, RegistrarLimits};
+use crate::sorted::Sorted;
 use crate::statistics::Statistics;
 use crate::suspended_ranges::SuspendedRanges;
 use crate::sync::{
@@ -34,7 +34,6 @@ use crate::sync::{
 use crate::unapplied::{ChangeCount, UnappliedChanges};
 use crate::waits::Released;
 use crate::watchers::{Due, Watchers};
-use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -127,14 +126,13 @@ pub(crate) struct Writer {
     pub(crate) admission: Admission,
     pub(crate) costs: Box<LearnedCosts>,
     /// Why regions are registered for one lease, by their numbers.
-    /// A sorted map, as all that may grow large here: no insertion moves all the others.
-    pub(crate) per_use: BTreeMap<u32, PerUse>,
+    pub(crate) per_use: Sorted<u32, PerUse>,
     /// Places of regions leased by threads without a hazard record (while a thread is torn down).
     pub(crate) counted: Vec<usize>,
     /// What counts against the budget, registrations under way included.
     pub(crate) held: Amount,
     /// What regions count for which it is not what their own pages count, in bytes, by their numbers: few.
-    counted_otherwise: BTreeMap<u32, usize>,
+    counted_otherwise: Sorted<u32, usize>,
     pub(crate) counts: Statistics,
     pub(crate) watchers: Watchers,
     /// What is suspended.
@@ -150,9 +148,6 @@ pub(crate) struct Writer {
     /// The monitor sees nothing any more; all was invalidated then.
     pub(crate) lost: bool,
 }
-
-// They grow while the lock is held.
-const _: () = assert!(fits_in_map::<u32, PerUse>() && fits_in_map::<u32, usize>());
 
 /// Callbacks that are due, run when this is dropped: also when the registrar panics before.
 pub(crate) struct Deferred<'c, R: Registrar, M: Monitor> {
@@ -897,10 +892,10 @@ impl Writer {
             scratch: Vec::new(),
             admission: Admission::new(),
             costs: Box::default(),
-            per_use: BTreeMap::new(),
+            per_use: Sorted::new(),
             counted: Vec::new(),
             held: Amount::ZERO,
-            counted_otherwise: BTreeMap::new(),
+            counted_otherwise: Sorted::new(),
             counts: Statistics::default(),
             watchers: Watchers::default(),
             suspended: SuspendedRanges::default(),

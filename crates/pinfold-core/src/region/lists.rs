@@ -153,16 +153,13 @@ impl Lists {
     fn transit<H: Copy>(&mut self, region: &Region<H>, to: State) {
         let from = region.state();
         debug_assert!(from.may_become(to), "{from:?} to {to:?}");
-        if from.list() != to.list() {
-            if let Some(list) = from.list() {
-                self.remove(list, region.number);
-            }
-            if let Some(list) = to.list() {
-                self.append(list, region.number);
-            }
+        let ((old, outside_before), (new, outside)) = (from.stands(), to.stands());
+        if old != new {
+            old.into_iter().for_each(|list| self.remove(list, region.number));
+            new.into_iter().for_each(|list| self.append(list, region.number));
         }
-        if from.outside() != to.outside() {
-            self.move_outside(region, from.outside(), to.outside());
+        if outside_before != outside {
+            self.move_outside(region, outside_before, outside);
         }
         region.set_state(to);
     }

@@ -127,6 +127,17 @@ const OF_BYTE: [State; 1 << u8::BITS] = {
     states
 };
 
+/// Where a region stands whose state a byte is: each move asks for two of them.
+const STANDS: [(Option<List>, Option<Outside>); 1 << u8::BITS] = {
+    let (mut places, mut next) = ([(None, None); 1 << u8::BITS], 0);
+    while next < State::ALL.len() {
+        let state = State::ALL[next];
+        places[state as usize] = (state.list(), state.outside());
+        next += 1;
+    }
+    places
+};
+
 impl State {
     #[inline]
     pub(super) const fn from_bits(bits: u64) -> Self {
@@ -182,6 +193,12 @@ impl State {
             Self::Parked => List::Parked,
             Self::Deregistering => List::Deregistering,
         })
+    }
+
+    /// Its list and its index outside of the cache's, looked up.
+    #[inline]
+    pub(super) const fn stands(self) -> (Option<List>, Option<Outside>) {
+        STANDS[self as usize]
     }
 
     /// Whether a change concerns it although it is not in the cache's index.
