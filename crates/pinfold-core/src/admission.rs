@@ -64,7 +64,9 @@
 //!   that can do without cheaply (`get_if_worth`), or that only asks what is there (`get_if_cached`), spares less than it counts.
 //! - Rights that do not contain each other are registrations of their own, paid for with the rents of the range. The one that was
 //!   bought first is judged by its own hits, and no other: twice as much becomes once more for each.
-//! - A request that is refused, and would have been kept, was in vain whatever others find there later in the same life.
+//! - A request that is refused, and would have been kept, was in vain whatever others find there later in the same life. Where one
+//!   that is refused each time takes turns with one that is not, the first may be the one that has paid each time; then the
+//!   second is rented on and on, which costs what renting costs.
 //! - Ranges that overlap are ranges of their own, and each pays its own price: uses of ever other parts of a buffer are rented
 //!   longer than uses of the same.
 //!
@@ -122,8 +124,8 @@ impl UseCosts {
 /// What to do for a use of a range that is not kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
-    /// Register for this use.
-    RegisterPerUse,
+    /// Register for this use, which counts as so much paid.
+    Rent(u64),
     /// Watch the range and keep its registration. That costs hardly more than to register it for this use, or the range is
     /// bought already and this is for other rights: its end is not to be reported.
     Keep,
@@ -171,7 +173,7 @@ impl Admission {
     ///
     /// After [`Verdict::Buy`], [`end`](Self::end) is to be called when the range is not kept any more.
     pub(crate) fn decide(&mut self, range: AddressRange, costs: UseCosts) -> Verdict {
-        if self.pays(range, costs) { self.buy(range, costs) } else { Verdict::RegisterPerUse }
+        if self.pays(range, costs) { self.buy(range, costs) } else { Verdict::Rent(costs.rent()) }
     }
 
     /// Whether keeping `range` pays by now, for one use more. If not, that one is rented.
@@ -214,6 +216,12 @@ impl Admission {
             }
             None => Verdict::Keep,
         }
+    }
+
+    /// What was to be rented for so much could not be had: nothing was paid.
+    pub(crate) fn refund(&mut self, range: AddressRange, rent: u64) {
+        let account = self.account(range).filter(|account| account.bought.is_none());
+        account.into_iter().for_each(|it| it.paid = it.paid.saturating_sub(rent));
     }
 
     /// What was bought was not had, and is tried again: it is bought again then.
@@ -369,7 +377,11 @@ pub(crate) struct LearnedCosts {
     /// By the logarithm of the length.
     register: [LearnedCost; LENGTHS],
     deregister: [LearnedCost; LENGTHS],
-    watch: LearnedCost,
+    watch: [LearnedCost; LENGTHS],
+    /// The same where the monitor said that it cannot.
+    watch_in_vain: [LearnedCost; LENGTHS],
+    /// In which classes nothing could be registered before anything was, as bits.
+    failed: u32,
     check: LearnedCost,
     slow_path: [LearnedCost; LENGTHS],
 }
@@ -386,8 +398,15 @@ impl LearnedCosts {
         self.deregister[length_class(range)].observe(nanoseconds);
     }
 
-    pub(crate) fn watched(&mut self, nanoseconds: u64) {
-        self.watch.observe(nanoseconds);
+    /// What it takes to have `range` watched, and whether it `is_covered` then.
+    pub(crate) fn watched(&mut self, range: AddressRange, is_covered: bool, nanoseconds: u64) {
+        let watch = if is_covered { &mut self.watch } else { &mut self.watch_in_vain };
+        watch[length_class(range)].observe(nanoseconds);
+    }
+
+    /// A registration of `range` failed.
+    pub(crate) fn failed(&mut self, range: AddressRange) {
+        self.failed |= 1 << length_class(range);
     }
 
     /// A monitor's check, which is most of what a hit takes.
@@ -400,6 +419,11 @@ impl LearnedCosts {
         self.slow_path[length_class(range)].observe(nanoseconds);
     }
 
+    /// Whether all that was tried of that length was refused.
+    pub(crate) fn has_failed(&self, range: AddressRange) -> bool {
+        !self.knows(range) && self.failed & 1 << length_class(range) != 0
+    }
+
     /// Whether something of that length was registered.
     pub(crate) fn knows(&self, range: AddressRange) -> bool {
         self.register[length_class(range)].nanoseconds().is_some()
@@ -410,7 +434,10 @@ impl LearnedCosts {
     pub(crate) fn of(&self, range: AddressRange, change: u64) -> Option<UseCosts> {
         let per_use = self.per_use(length_class(range))?;
         let hit = self.check.nanoseconds().unwrap_or(0);
-        let surcharge = self.watch.nanoseconds().unwrap_or(0).saturating_add(change);
+        // Which of them it will be is not known.
+        let [watch, in_vain] =
+            [&self.watch, &self.watch_in_vain].map(|costs| known(costs, length_class(range)));
+        let surcharge = watch.max(in_vain).saturating_add(change);
         Some(UseCosts { per_use, hit, keeping: per_use.saturating_add(surcharge) })
     }
 
@@ -421,17 +448,18 @@ impl LearnedCosts {
         (this / least.max(1)).checked_ilog2().unwrap_or(0)
     }
 
-    /// What a use takes that is not kept, of a range of this class. `None` if none was registered yet. What was not measured of
-    /// this class takes what it takes of the one that takes least.
+    /// What a use takes that is not kept, of a range of this class. `None` if none was registered yet.
     fn per_use(&self, class: usize) -> Option<u64> {
-        let known = |costs: &[LearnedCost; LENGTHS]| {
-            let least = || costs.iter().filter_map(LearnedCost::nanoseconds).min();
-            costs[class].nanoseconds().or_else(least).unwrap_or(0)
-        };
         let register = self.register[class].nanoseconds()?;
-        let registering = register.saturating_add(known(&self.deregister));
-        Some(registering.saturating_add(known(&self.slow_path)))
+        let registering = register.saturating_add(known(&self.deregister, class));
+        Some(registering.saturating_add(known(&self.slow_path, class)))
     }
+}
+
+/// What was not measured of this class takes what it takes of the one that takes least.
+fn known(costs: &[LearnedCost; LENGTHS], class: usize) -> u64 {
+    let least = || costs.iter().filter_map(LearnedCost::nanoseconds).min();
+    costs[class].nanoseconds().or_else(least).unwrap_or(0)
 }
 
 fn length_class(range: AddressRange) -> usize {
@@ -495,7 +523,7 @@ mod tests {
                         continue;
                     }
                     let verdict = admission.decide(page(number), costs);
-                    bill.kept = verdict != Verdict::RegisterPerUse;
+                    bill.kept = !matches!(verdict, Verdict::Rent(_));
                     hits[number] = 0;
                     bill.ours += if bill.kept { costs.keeping + costs.hit } else { costs.per_use };
                 }
@@ -654,7 +682,7 @@ mod tests {
         let costs = UseCosts { per_use: 80_000, hit: 300, keeping: 88_000 };
         assert_eq!(Admission::new().decide(page(0), costs), Verdict::Keep);
         let dearer = UseCosts { keeping: 92_000, ..costs };
-        assert_eq!(Admission::new().decide(page(0), dearer), Verdict::RegisterPerUse);
+        assert!(matches!(Admission::new().decide(page(0), dearer), Verdict::Rent(_)));
     }
 
     #[test]
@@ -663,7 +691,8 @@ mod tests {
         assert_eq!(learned.of(page(0), 7), None);
         learned.registered(page(0), 2_000);
         learned.deregistered(page(0), 1_000);
-        learned.watched(500);
+        learned.watched(page(0), true, 500);
+        learned.watched(page(0), false, 400);
         learned.checked(250);
         learned.went_slowly(page(0), 100);
         let expected = UseCosts { per_use: 3_100, hit: 250, keeping: 3_607 };
@@ -730,7 +759,7 @@ mod tests {
         assert!(often.iter().all(|&range| life(&mut admission, range) == 10));
         let mut rented = 0;
         for once in pages.take(ONCE) {
-            assert_eq!(admission.decide(once, costs), Verdict::RegisterPerUse);
+            assert!(matches!(admission.decide(once, costs), Verdict::Rent(_)));
             rented += often.iter().map(|&range| life(&mut admission, range) - 1).sum::<usize>();
         }
         assert!(rented < WAYS * ONCE, "{rented}");
@@ -808,7 +837,7 @@ mod tests {
         let mut admission = Admission::new();
         assert!((0..10).any(|_| admission.decide(page(0), copied) == Verdict::Buy));
         admission.end(page(0), 12 * WHOLE);
-        assert_eq!(admission.decide(page(0), registered), Verdict::RegisterPerUse);
+        assert!(matches!(admission.decide(page(0), registered), Verdict::Rent(_)));
     }
 
     /// As rights that the one kept has not are asked for, when that has become dearer.
@@ -819,7 +848,7 @@ mod tests {
         let mut uses_until_kept = || {
             let uses = (1..).find(|_| admission.decide(page(0), costs) == Verdict::Buy);
             let dearer = UseCosts { keeping: 1_000_000, ..costs };
-            assert_eq!(admission.decide(page(0), dearer), Verdict::RegisterPerUse);
+            assert!(matches!(admission.decide(page(0), dearer), Verdict::Rent(_)));
             admission.end(page(0), 0);
             uses
         };

@@ -46,6 +46,8 @@ pub(crate) enum Uses {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Decision {
     ForOneUse(PerUse),
+    /// The same, because keeping it has not paid yet: so much is paid for it.
+    Rent(u64),
     Keep,
     /// The same, on its own account, which is told of its hits when that is over.
     Buy(HitCount),
@@ -55,6 +57,7 @@ impl Decision {
     const fn per_use(self) -> Option<PerUse> {
         match self {
             Self::ForOneUse(why) => Some(why),
+            Self::Rent(_) => Some(PerUse::NotAdmitted),
             Self::Keep | Self::Buy(_) => None,
         }
     }
@@ -226,6 +229,8 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         let access = self.0.registrar.granted(want.terms.access);
         let terms = Terms { access, ..want.terms };
         let mut recalls = Recalls::new();
+        // What was bought, not had, and is tried again.
+        let mut retracted = None;
         loop {
             // Forked inside the device or a callback.
             self.refuse_child()?;
@@ -263,7 +268,9 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                         .map_err(|range| GetError::Suspended { range })?;
                 }
                 Step::MakeRoom(spent) => {
-                    attempt.past_budget = self.make_room(spent, &mut recalls)?;
+                    let made = self.make_room(spent, &mut recalls);
+                    self.abandon_unless_same(&mut retracted, &made)?;
+                    attempt.past_budget = made?;
                 }
                 Step::Register(enlisted) => {
                     let (tried, decision) = (enlisted.plan, enlisted.decision);
@@ -274,18 +281,31 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                             self.note_slow_path(tried.range, since(began, flown.landed), known);
                             return Ok(lease);
                         }
-                        Err(Unlanded::CountsMore(amount)) => attempt.counted = amount,
-                        Err(Unlanded::Refused(error)) => {
-                            let recovered = self.recover(want, tried, error, &mut recalls);
-                            if decision.is_purchase() && !matches!(recovered, Ok(false)) {
-                                self.abandon(tried.range)?;
+                        Err(unlanded) => {
+                            retracted = decision.is_purchase().then_some(tried.range);
+                            match unlanded {
+                                Unlanded::CountsMore(amount) => attempt.counted = amount,
+                                Unlanded::Refused(error) => {
+                                    let recovered = self.recover(want, tried, error, &mut recalls);
+                                    self.abandon_unless_same(&mut retracted, &recovered)?;
+                                    attempt.is_narrow |= recovered?;
+                                }
                             }
-                            attempt.is_narrow |= recovered?;
                         }
                     }
                 }
             }
         }
+    }
+
+    /// What was bought and not had cannot be had, unless the `next` round is to try the same.
+    fn abandon_unless_same(
+        self,
+        retracted: &mut Option<AddressRange>,
+        next: &Result<bool, GetError>,
+    ) -> Result<(), Forked> {
+        let abandoned = retracted.take_if(|_| !matches!(next, Ok(false)));
+        abandoned.map_or(Ok(()), |range| self.abandon(range))
     }
 
     /// What a round took that registered `range`, besides the check, the flight and the readings of the clock: it is a part of
@@ -599,7 +619,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             _ => Verdict::Keep,
         };
         match verdict {
-            Verdict::RegisterPerUse => Decision::ForOneUse(PerUse::NotAdmitted),
+            Verdict::Rent(rent) => Decision::Rent(rent),
             Verdict::Keep => Decision::Keep,
             Verdict::Buy => {
                 // What a caller can do instead, to copy for example, takes as long as there are bytes.
@@ -613,13 +633,14 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
     /// Whether to keep a range for which the caller does not decide.
     fn verdict(self, writer: &mut Writer, range: AddressRange) -> Verdict {
         match (self.0.config.keep, self.0.config.clock) {
-            (Keep::Never, _) => Verdict::RegisterPerUse,
+            (Keep::Never, _) => Verdict::Rent(0),
             (Keep::Always, _) | (_, None) => Verdict::Keep,
             (Keep::WhenItPays, Some(_)) => {
                 let surcharge = self.0.change_surcharge(writer);
                 let Some(costs) = writer.costs.of(range, surcharge) else {
                     // Nothing was measured; what costs nothing need not be.
-                    return if surcharge == 0 { Verdict::Keep } else { Verdict::RegisterPerUse };
+                    let is_free = surcharge == 0 && !writer.costs.has_failed(range);
+                    return if is_free { Verdict::Keep } else { Verdict::Rent(0) };
                 };
                 writer.admission.decide(range, costs)
             }
@@ -633,7 +654,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         want: &Want,
         costs: UseCosts,
     ) -> Result<Option<AddressRange>, GetError> {
-        if self.0.config.keep == Keep::Never {
+        if self.0.config.keep == Keep::Never || self.per_use_by_rights(want).is_some() {
             return Ok(None);
         }
         let range = self.widest_served(want);
@@ -979,13 +1000,15 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
             if let Some(took) = since(watched, registered) {
                 writer.costs.registered(range, took);
             }
-            // What is vouched for is not watched.
-            let is_watched = per_use.is_none() && !want.terms.vouched;
+            // What is vouched for is not watched. That the monitor could not takes its time as well.
+            let is_asked = self.decision.per_use().is_none() && can_hold(range);
+            let is_watched = is_asked && !want.terms.vouched;
             // What is asked only because it is kept.
             if let Some((before, behind)) =
                 since(began, watched).zip(since(registered, looked)).filter(|_| is_watched)
             {
-                writer.costs.watched(before.saturating_add(behind));
+                let took = before.saturating_add(behind);
+                writer.costs.watched(range, per_use.is_none(), took);
             }
             self.land(writer, want, handle, (per_use, entered))
         });
@@ -1062,7 +1085,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         match self.decision {
             Decision::Buy(_) if self.is_tried_again => writer.admission.retract(self.plan.range),
             Decision::Buy(_) => writer.admission.end(self.plan.range, 0),
-            Decision::Keep | Decision::ForOneUse(_) => {}
+            Decision::Keep | Decision::ForOneUse(_) | Decision::Rent(_) => {}
         }
     }
 
@@ -1070,6 +1093,10 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     fn withdraw(&mut self, writer: &mut Writer) {
         let flight = self.listed.leave(writer);
         self.note_not_kept(writer);
+        if let Decision::Rent(rent) = self.decision {
+            writer.admission.refund(self.plan.range, rent);
+        }
+        writer.costs.failed(self.plan.range);
         self.listed.shared.give_budget(writer, self.plan.amount);
         writer.lists.give_place(flight.number);
         writer.watchers.deregistered(flight.number);
