@@ -64,9 +64,8 @@
 //!   that can do without cheaply (`get_if_worth`), or that only asks what is there (`get_if_cached`), spares less than it counts.
 //! - Rights that do not contain each other are registrations of their own, paid for with the rents of the range. The one that was
 //!   bought first is judged by its own hits, and no other: twice as much becomes once more for each.
-//! - A request that is refused, and would have been kept, was in vain whatever others find there later in the same life. Where one
-//!   that is refused each time takes turns with one that is not, the first may be the one that has paid each time; then the
-//!   second is rented on and on, which costs what renting costs.
+//! - A request that is refused, and would have been kept, was in vain whatever others find there later in the same life. The same
+//!   rights have to pay twice as much for the next, so that they are not always those that have paid.
 //! - Ranges that overlap are ranges of their own, and each pays its own price: uses of ever other parts of a buffer are rented
 //!   longer than uses of the same.
 //!
@@ -84,7 +83,7 @@
 
 use crate::AddressRange;
 use crate::chunked::Chunked;
-use crate::region::USE;
+use crate::region::{Terms, USE};
 
 /// Ranges that share a set.
 const WAYS: usize = 8;
@@ -153,6 +152,8 @@ struct Account {
     patience: u8,
     /// The purchase before paid: what it spared is what is paid.
     has_paid: bool,
+    /// For what rights the latest purchase was that could not be had.
+    refused: Option<Terms>,
 }
 
 /// What keeping a range cost, and what each use spares since.
@@ -172,12 +173,16 @@ impl Admission {
     /// used before.
     ///
     /// After [`Verdict::Buy`], [`end`](Self::end) is to be called when the range is not kept any more.
-    pub(crate) fn decide(&mut self, range: AddressRange, costs: UseCosts) -> Verdict {
-        if self.pays(range, costs) { self.buy(range, costs) } else { Verdict::Rent(costs.rent()) }
+    pub(crate) fn decide(&mut self, range: AddressRange, terms: Terms, costs: UseCosts) -> Verdict {
+        if self.pays(range, terms, costs) {
+            self.buy(range, terms, costs)
+        } else {
+            Verdict::Rent(costs.rent())
+        }
     }
 
     /// Whether keeping `range` pays by now, for one use more. If not, that one is rented.
-    pub(crate) fn pays(&mut self, range: AddressRange, costs: UseCosts) -> bool {
+    pub(crate) fn pays(&mut self, range: AddressRange, terms: Terms, costs: UseCosts) -> bool {
         let (rent, price) = (costs.rent(), costs.keeping);
         if rent == 0 {
             return false;
@@ -189,7 +194,7 @@ impl Admission {
         let own = set.iter_mut().find(|account| account.range == Some(range));
         let mut account = own.as_deref().copied().unwrap_or(Account::of(range));
         account.paid = account.paid.saturating_add(rent);
-        let pays = account.has_paid_for(price);
+        let pays = account.has_paid_for(price, terms);
         match own {
             Some(own) => *own = account,
             None => open_account(set, account, price, &mut self.newcomers),
@@ -199,14 +204,15 @@ impl Admission {
 
     /// Keeps `range`, where keeping it [pays](Self::pays): it is bought, if its account has paid for that. If it is bought
     /// already, what was paid for it and since pays for other rights once, and is spent.
-    pub(crate) fn buy(&mut self, range: AddressRange, costs: UseCosts) -> Verdict {
+    pub(crate) fn buy(&mut self, range: AddressRange, terms: Terms, costs: UseCosts) -> Verdict {
         let (rent, price) = (costs.rent(), costs.keeping);
         if rent == 0 || costs.is_keeping_harmless() {
             return Verdict::Keep;
         }
-        match self.account(range).filter(|account| account.has_paid_for(price)) {
+        match self.account(range).filter(|account| account.has_paid_for(price, terms)) {
             Some(account) if account.bought.is_none() => {
                 account.bought = Some(Purchase { price, rent });
+                account.refused = account.refused.filter(|&refused| refused != terms);
                 Verdict::Buy
             }
             // For other rights, which is paid for, too.
@@ -231,8 +237,9 @@ impl Admission {
 
     /// What was to be bought, or was and is [retracted](Self::retract), cannot be had: that was in vain. Of what is bought for other
     /// rights, no more is paid for by what was rented.
-    pub(crate) fn abandon(&mut self, range: AddressRange) {
+    pub(crate) fn abandon(&mut self, range: AddressRange, terms: Terms) {
         let Some(account) = self.account(range).filter(|it| it.paid > 0) else { return };
+        account.refused = Some(terms);
         match account.bought {
             Some(_) => account.paid = 0,
             None => account.conclude(None),
@@ -259,14 +266,18 @@ impl Admission {
 }
 
 impl Account {
-    const FREE: Self = Self { range: None, paid: 0, bought: None, patience: 0, has_paid: false };
+    const FREE: Self =
+        Self { range: None, paid: 0, bought: None, patience: 0, has_paid: false, refused: None };
 
     const fn of(range: AddressRange) -> Self {
         Self { range: Some(range), ..Self::FREE }
     }
 
-    const fn has_paid_for(&self, price: u64) -> bool {
-        self.paid >> self.patience > price
+    /// What was refused last has to pay twice as much, so that another that can be had is bought before it.
+    fn has_paid_for(&self, price: u64, terms: Terms) -> bool {
+        let more = u8::from(self.refused == Some(terms));
+        let patience = (self.patience + more).min(MOST_PATIENCE);
+        self.paid >> patience > price
     }
 
     /// A purchase is over that spared so much, or was in vain.
@@ -471,9 +482,12 @@ fn length_class(range: AddressRange) -> usize {
 #[cfg(not(any(loom, miri)))]
 mod tests {
     use super::*;
+    use crate::Access;
     use proptest::prelude::*;
 
     const WHOLE: u64 = USE as u64;
+
+    const LOCAL: Terms = Terms { access: Access::READ, vouched: false };
 
     fn page(number: usize) -> AddressRange {
         AddressRange::new((number + 1) << 12, 4096).unwrap()
@@ -522,7 +536,7 @@ mod tests {
                         hits[number] += 1;
                         continue;
                     }
-                    let verdict = admission.decide(page(number), costs);
+                    let verdict = admission.decide(page(number), LOCAL, costs);
                     bill.kept = !matches!(verdict, Verdict::Rent(_));
                     hits[number] = 0;
                     bill.ours += if bill.kept { costs.keeping + costs.hit } else { costs.per_use };
@@ -667,7 +681,7 @@ mod tests {
         let mut admission = Admission::new();
         let mut bought_after = |hits| {
             let keeps =
-                |admission: &mut Admission| admission.decide(page(0), costs) == Verdict::Buy;
+                |admission: &mut Admission| admission.decide(page(0), LOCAL, costs) == Verdict::Buy;
             let uses = (1..).find(|_| keeps(&mut admission));
             admission.end(page(0), hits * WHOLE);
             uses
@@ -680,9 +694,9 @@ mod tests {
     #[test]
     fn what_costs_hardly_more_to_keep_is_kept_from_the_first_use() {
         let costs = UseCosts { per_use: 80_000, hit: 300, keeping: 88_000 };
-        assert_eq!(Admission::new().decide(page(0), costs), Verdict::Keep);
+        assert_eq!(Admission::new().decide(page(0), LOCAL, costs), Verdict::Keep);
         let dearer = UseCosts { keeping: 92_000, ..costs };
-        assert!(matches!(Admission::new().decide(page(0), dearer), Verdict::Rent(_)));
+        assert!(matches!(Admission::new().decide(page(0), LOCAL, dearer), Verdict::Rent(_)));
     }
 
     #[test]
@@ -731,7 +745,7 @@ mod tests {
         let often = page(0);
         let kept = (1..100_000_usize).any(|number| {
             let used_once = (set_of(page(number)) == set_of(often)).then(|| page(number));
-            let mut keeps = |range| admission.decide(range, costs) == Verdict::Buy;
+            let mut keeps = |range| admission.decide(range, LOCAL, costs) == Verdict::Buy;
             assert!(!used_once.is_some_and(&mut keeps), "used once");
             number % (3 * SETS) == 0 && keeps(often)
         });
@@ -752,14 +766,14 @@ mod tests {
         let often: Vec<_> = pages.by_ref().take(WAYS).collect();
         let mut admission = Admission::new();
         let life = |admission: &mut Admission, range| {
-            let uses = (1..).find(|_| admission.decide(range, costs) == Verdict::Buy);
+            let uses = (1..).find(|_| admission.decide(range, LOCAL, costs) == Verdict::Buy);
             admission.end(range, 100 * WHOLE);
             uses.unwrap()
         };
         assert!(often.iter().all(|&range| life(&mut admission, range) == 10));
         let mut rented = 0;
         for once in pages.take(ONCE) {
-            assert!(matches!(admission.decide(once, costs), Verdict::Rent(_)));
+            assert!(matches!(admission.decide(once, LOCAL, costs), Verdict::Rent(_)));
             rented += often.iter().map(|&range| life(&mut admission, range) - 1).sum::<usize>();
         }
         assert!(rented < WAYS * ONCE, "{rented}");
@@ -775,7 +789,7 @@ mod tests {
             let mut uses = 0;
             while !rented.is_empty() {
                 uses += rented.len();
-                rented.retain(|&range| admission.decide(range, costs) != Verdict::Buy);
+                rented.retain(|&range| admission.decide(range, LOCAL, costs) != Verdict::Buy);
             }
             // Each pays rents of the price, on average.
             assert!(uses < 3 * count * 18, "{uses} of {count}");
@@ -790,10 +804,11 @@ mod tests {
         let mut admission = Admission::new();
         let mut pages = pages_of_one_set();
         for range in pages.by_ref().take(WAYS) {
-            assert!((0..1_000).any(|_| admission.decide(range, dear) == Verdict::Buy));
+            assert!((0..1_000).any(|_| admission.decide(range, LOCAL, dear) == Verdict::Buy));
         }
-        let uses_until_kept =
-            |range| (1..10_000).find(|_| admission.decide(range, cheap) == Verdict::Buy).unwrap();
+        let uses_until_kept = |range| {
+            (1..10_000).find(|_| admission.decide(range, LOCAL, cheap) == Verdict::Buy).unwrap()
+        };
         let uses: usize = pages.take(50).map(uses_until_kept).sum();
         assert!(uses < 50 * 3 * 18, "{uses}");
     }
@@ -823,7 +838,7 @@ mod tests {
         let costs = UseCosts { per_use: 1 << 60, hit: 0, keeping: 3 << 61 };
         let mut admission = Admission::new();
         let mut uses_until_kept = || {
-            let uses = (1..100).find(|_| admission.decide(page(0), costs) == Verdict::Buy);
+            let uses = (1..100).find(|_| admission.decide(page(0), LOCAL, costs) == Verdict::Buy);
             admission.end(page(0), 0);
             uses
         };
@@ -835,9 +850,9 @@ mod tests {
         let copied = UseCosts { per_use: 12, hit: 2, keeping: 50 };
         let registered = UseCosts { per_use: 8_000, hit: 300, keeping: 370_000 };
         let mut admission = Admission::new();
-        assert!((0..10).any(|_| admission.decide(page(0), copied) == Verdict::Buy));
+        assert!((0..10).any(|_| admission.decide(page(0), LOCAL, copied) == Verdict::Buy));
         admission.end(page(0), 12 * WHOLE);
-        assert!(matches!(admission.decide(page(0), registered), Verdict::Rent(_)));
+        assert!(matches!(admission.decide(page(0), LOCAL, registered), Verdict::Rent(_)));
     }
 
     /// As rights that the one kept has not are asked for, when that has become dearer.
@@ -846,9 +861,9 @@ mod tests {
         let costs = UseCosts { per_use: 1_100, hit: 100, keeping: 10_000 };
         let mut admission = Admission::new();
         let mut uses_until_kept = || {
-            let uses = (1..).find(|_| admission.decide(page(0), costs) == Verdict::Buy);
+            let uses = (1..).find(|_| admission.decide(page(0), LOCAL, costs) == Verdict::Buy);
             let dearer = UseCosts { keeping: 1_000_000, ..costs };
-            assert!(matches!(admission.decide(page(0), dearer), Verdict::Rent(_)));
+            assert!(matches!(admission.decide(page(0), LOCAL, dearer), Verdict::Rent(_)));
             admission.end(page(0), 0);
             uses
         };

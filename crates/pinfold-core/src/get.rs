@@ -166,7 +166,7 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
             Err(error) => matches!(error, GetError::Suspended { .. }),
         };
         if !is_had && !costs.is_keeping_harmless() {
-            Miss(shared).abandon(range)?;
+            Miss(shared).abandon(&want, range)?;
         }
         lease.map(Some)
     }

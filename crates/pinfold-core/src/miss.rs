@@ -225,9 +225,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         want: &Want,
         mut attempt: Attempt,
     ) -> Result<Lease<'c, R, M>, GetError> {
-        // The registrar is asked here, where no lock is held.
-        let access = self.0.registrar.granted(want.terms.access);
-        let terms = Terms { access, ..want.terms };
+        let terms = self.granted(want);
         let mut recalls = Recalls::new();
         // What was bought, not had, and is tried again.
         let mut retracted = None;
@@ -269,7 +267,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                 }
                 Step::MakeRoom(spent) => {
                     let made = self.make_room(spent, &mut recalls);
-                    self.abandon_unless_same(&mut retracted, &made)?;
+                    self.abandon_unless_same(want, &mut retracted, &made)?;
                     attempt.past_budget = made?;
                 }
                 Step::Register(enlisted) => {
@@ -287,7 +285,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                                 Unlanded::CountsMore(amount) => attempt.counted = amount,
                                 Unlanded::Refused(error) => {
                                     let recovered = self.recover(want, tried, error, &mut recalls);
-                                    self.abandon_unless_same(&mut retracted, &recovered)?;
+                                    self.abandon_unless_same(want, &mut retracted, &recovered)?;
                                     attempt.is_narrow |= recovered?;
                                 }
                             }
@@ -301,11 +299,17 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
     /// What was bought and not had cannot be had, unless the `next` round is to try the same.
     fn abandon_unless_same(
         self,
+        want: &Want,
         retracted: &mut Option<AddressRange>,
         next: &Result<bool, GetError>,
     ) -> Result<(), Forked> {
         let abandoned = retracted.take_if(|_| !matches!(next, Ok(false)));
-        abandoned.map_or(Ok(()), |range| self.abandon(range))
+        abandoned.map_or(Ok(()), |range| self.abandon(want, range))
+    }
+
+    /// On what terms `want` is registered. The registrar is asked, where no lock is held.
+    fn granted(self, want: &Want) -> Terms {
+        Terms { access: self.0.registrar.granted(want.terms.access), ..want.terms }
     }
 
     /// What a round took that registered `range`, besides the check, the flight and the readings of the clock: it is a part of
@@ -368,7 +372,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             Ok(()) => {
                 let (allowed, held) = (u32::MAX as usize, writer.held.regions);
                 let full = Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 };
-                let decision = self.decision(writer, want, range, attempt);
+                let decision = self.decision(writer, want, plan, attempt);
                 // What is bought is seldom measured otherwise: what it takes to watch decides whether another is.
                 let is_timed =
                     attempt.is_sampled || decision.is_purchase() || !writer.costs.knows(range);
@@ -598,12 +602,12 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         })
     }
 
-    /// Whether a registration of `range` is to be kept, if it may be.
+    /// Whether what is planned is to be kept, if it may be.
     fn decision(
         self,
         writer: &mut Writer,
         want: &Want,
-        range: AddressRange,
+        Plan { range, terms, .. }: Plan,
         attempt: Attempt,
     ) -> Decision {
         if attempt.past_budget {
@@ -614,8 +618,8 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         }
         let verdict = match attempt.begun.uses {
             Uses::One => return Decision::ForOneUse(PerUse::Asked),
-            Uses::Unknown if !want.terms.vouched => self.verdict(writer, range),
-            Uses::Worth(costs) => writer.admission.buy(range, costs),
+            Uses::Unknown if !want.terms.vouched => self.verdict(writer, terms, range),
+            Uses::Worth(costs) => writer.admission.buy(range, terms, costs),
             _ => Verdict::Keep,
         };
         match verdict {
@@ -631,7 +635,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
     }
 
     /// Whether to keep a range for which the caller does not decide.
-    fn verdict(self, writer: &mut Writer, range: AddressRange) -> Verdict {
+    fn verdict(self, writer: &mut Writer, terms: Terms, range: AddressRange) -> Verdict {
         match (self.0.config.keep, self.0.config.clock) {
             (Keep::Never, _) => Verdict::Rent(0),
             (Keep::Always, _) | (_, None) => Verdict::Keep,
@@ -642,7 +646,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                     let is_free = surcharge == 0 && !writer.costs.has_failed(range);
                     return if is_free { Verdict::Keep } else { Verdict::Rent(0) };
                 };
-                writer.admission.decide(range, costs)
+                writer.admission.decide(range, terms, costs)
             }
         }
     }
@@ -658,13 +662,15 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             return Ok(None);
         }
         let range = self.widest_served(want);
-        let pays = self.0.locked(|writer| writer.admission.pays(range, costs))?;
+        let terms = self.granted(want);
+        let pays = self.0.locked(|writer| writer.admission.pays(range, terms, costs))?;
         Ok(pays.then_some(range))
     }
 
     /// What was to be bought cannot be had.
-    pub(crate) fn abandon(self, range: AddressRange) -> Result<(), Forked> {
-        self.0.locked(|writer| writer.admission.abandon(range))
+    pub(crate) fn abandon(self, want: &Want, range: AddressRange) -> Result<(), Forked> {
+        let terms = self.granted(want);
+        self.0.locked(|writer| writer.admission.abandon(range, terms))
     }
 
     /// Why a registration of `range`, begun now, must not be kept.
@@ -1082,9 +1088,14 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
 
     /// What was bought, if it was, is not kept.
     fn note_not_kept(&self, writer: &mut Writer) {
+        let Plan { range, terms, .. } = self.plan;
         match self.decision {
-            Decision::Buy(_) if self.is_tried_again => writer.admission.retract(self.plan.range),
-            Decision::Buy(_) => writer.admission.end(self.plan.range, 0),
+            Decision::Buy(_) => {
+                writer.admission.retract(range);
+                if !self.is_tried_again {
+                    writer.admission.abandon(range, terms);
+                }
+            }
             Decision::Keep | Decision::ForOneUse(_) | Decision::Rent(_) => {}
         }
     }

@@ -764,3 +764,20 @@ fn what_is_refused_for_good_is_not_watched_for_ever() {
         assert!(ours < never * 5 / 4, "{ours} of {never}, {change}");
     }
 }
+
+/// Requests to write, which are refused each time, take turns with reads, whatever keeping costs.
+#[test]
+fn what_is_refused_each_time_keeps_nothing_else_from_being_kept() {
+    for change in (30_000..33_200).step_by(400).chain((32_600..32_800).step_by(40)) {
+        let world = World::new(Costs { check: 10, change, ..PLAIN }, Keep::WhenItPays);
+        world.space.unmap(pages(0, 1));
+        world.space.map(pages(0, 1), Protection::ReadOnly);
+        let kept = (0..1_000).filter(|_| {
+            // SAFETY: as in `uses`.
+            assert!(unsafe { world.request(pages(0, 1), Access::WRITE).get() }.is_err());
+            world.reads(pages(0, 1))
+        });
+        let kept = kept.count();
+        assert!(kept > 800, "{kept}, {change}");
+    }
+}
