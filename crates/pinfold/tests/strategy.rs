@@ -342,10 +342,10 @@ fn pieces_that_cannot_be_kept_are_said_to_be_slow() {
     };
     let Some(often) = ways(way(1e9, 2.0), Reuse::Often, 4) else { return };
     assert_eq!(often, (vec![Pieces, PerUse, PerUse, PerUse], 4));
-    // Each rent is 3 more than a hit, and buying 8 more. What was bought in vain doubles the price, and from
+    // Each rent is 3 more than a hit, and buying 8 more. What was bought in vain and refused makes that four times as much, and from
     // then on pieces are known not to be kept.
-    let unknown = ways(way(10.0, 2.0), Reuse::Unknown, 10);
-    let mut expected = vec![PerUse; 10];
+    let unknown = ways(way(10.0, 2.0), Reuse::Unknown, 16);
+    let mut expected = vec![PerUse; 16];
     expected[2] = Pieces;
     assert_eq!(unknown, Some((expected, 2)));
 }
