@@ -7,10 +7,18 @@ mod support;
 use pinfold::monitor::{Feed, NoMonitor, Userfaultfd, WithFeed};
 use pinfold::{Monitor, Watch};
 use std::hint::black_box;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use support::*;
 
 const LENGTH: usize = 16 * PAGE;
+
+/// One test after the other: of two monitors that watch memory side by side, the kernel may merge mappings before they are
+/// watched, and then one is refused; and what one test does is in the figures of the others.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn print(name: &str, rounds: u32, per_round: u32, mut work: impl FnMut()) {
     let once = || {
@@ -24,6 +32,7 @@ fn print(name: &str, rounds: u32, per_round: u32, mut work: impl FnMut()) {
 
 #[test]
 fn print_what_it_costs() {
+    let _alone = alone();
     print("empty system call", 300, 1000, || {
         black_box(raw(libc::SYS_getppid, [0; 5]));
     });
@@ -61,6 +70,7 @@ fn print_what_it_costs() {
 /// userfaultfd is closed.
 #[test]
 fn print_what_mappings_cost() {
+    let _alone = alone();
     for mappings in [512, 15_000, 60_000] {
         // Low, between and high, in the order of addresses: of the rights each page has others than its
         // neighbours, so each is a mapping.
@@ -95,6 +105,7 @@ fn print_what_mappings_cost() {
 
 #[test]
 fn print_what_the_feed_costs() {
+    let _alone = alone();
     static FEED: Feed = Feed::new();
     let changed = range(16 * PAGE, LENGTH);
     print("a change told, begin and end", 300, 1000, || drop(black_box(FEED.begin(changed))));
