@@ -10,7 +10,7 @@
 //!
 //! Some things are added, because most programs are no adversaries:
 //!
-//! - What costs hardly more to keep than to rent once (by an eighth at most) is kept from the first use.
+//! - What costs hardly more to keep than to rent once (by an eighth at most) is kept from the first use, unless that was in vain.
 //! - A purchase that spared its price at least, by the use for which it was made and the hits behind it, *paid*: what
 //!   it spared, up to twice its price, counts as paid then, so the same range is bought again at its next use, as long as
 //!   each such purchase pays.
@@ -187,7 +187,7 @@ impl Admission {
         if rent == 0 {
             return false;
         }
-        if costs.is_keeping_harmless() {
+        if self.is_harmless(range, costs) {
             return true;
         }
         let set = self.sets.made(set_of(range), || [Account::FREE; WAYS]);
@@ -206,7 +206,7 @@ impl Admission {
     /// already, what was paid for it and since pays for other rights once, and is spent.
     pub(crate) fn buy(&mut self, range: AddressRange, terms: Terms, costs: UseCosts) -> Verdict {
         let (rent, price) = (costs.rent(), costs.keeping);
-        if rent == 0 || costs.is_keeping_harmless() {
+        if rent == 0 || self.is_harmless(range, costs) {
             return Verdict::Keep;
         }
         match self.account(range).filter(|account| account.has_paid_for(price, terms)) {
@@ -221,6 +221,30 @@ impl Admission {
                 Verdict::Keep
             }
             None => Verdict::Keep,
+        }
+    }
+
+    /// Whether keeping `range` costs hardly more than renting it once, and was not in vain.
+    fn is_harmless(&self, range: AddressRange, costs: UseCosts) -> bool {
+        costs.is_keeping_harmless() && !self.was_in_vain(range)
+    }
+
+    /// Whether what was kept of `range` at last was in vain.
+    pub(crate) fn was_in_vain(&self, range: AddressRange) -> bool {
+        let set = self.sets.get(set_of(range)).into_iter().flatten();
+        set.filter(|account| account.range == Some(range)).any(|account| account.patience > 0)
+    }
+
+    /// What was to be kept unpaid, because that seemed harmless, cannot be had. It has an account from now on, if there is a place
+    /// for one; what others paid is theirs.
+    pub(crate) fn disappoint(&mut self, range: AddressRange) {
+        let set = self.sets.made(set_of(range), || [Account::FREE; WAYS]);
+        let own = set.iter().position(|account| account.range == Some(range));
+        let place = own.or_else(|| set.iter().position(|account| account.range.is_none()));
+        let Some(account) = place.map(|place| &mut set[place]) else { return };
+        if account.bought.is_none() && account.paid == 0 {
+            account.range = Some(range);
+            account.conclude(None);
         }
     }
 
@@ -389,10 +413,6 @@ pub(crate) struct LearnedCosts {
     register: [LearnedCost; LENGTHS],
     deregister: [LearnedCost; LENGTHS],
     watch: [LearnedCost; LENGTHS],
-    /// The same where the monitor said that it cannot.
-    watch_in_vain: [LearnedCost; LENGTHS],
-    /// In which classes nothing could be registered before anything was, as bits.
-    failed: u32,
     check: LearnedCost,
     slow_path: [LearnedCost; LENGTHS],
 }
@@ -409,15 +429,9 @@ impl LearnedCosts {
         self.deregister[length_class(range)].observe(nanoseconds);
     }
 
-    /// What it takes to have `range` watched, and whether it `is_covered` then.
-    pub(crate) fn watched(&mut self, range: AddressRange, is_covered: bool, nanoseconds: u64) {
-        let watch = if is_covered { &mut self.watch } else { &mut self.watch_in_vain };
-        watch[length_class(range)].observe(nanoseconds);
-    }
-
-    /// A registration of `range` failed.
-    pub(crate) fn failed(&mut self, range: AddressRange) {
-        self.failed |= 1 << length_class(range);
+    /// What it takes to have `range` watched, or to hear that it cannot be.
+    pub(crate) fn watched(&mut self, range: AddressRange, nanoseconds: u64) {
+        self.watch[length_class(range)].observe(nanoseconds);
     }
 
     /// A monitor's check, which is most of what a hit takes.
@@ -430,11 +444,6 @@ impl LearnedCosts {
         self.slow_path[length_class(range)].observe(nanoseconds);
     }
 
-    /// Whether all that was tried of that length was refused.
-    pub(crate) fn has_failed(&self, range: AddressRange) -> bool {
-        !self.knows(range) && self.failed & 1 << length_class(range) != 0
-    }
-
     /// Whether something of that length was registered.
     pub(crate) fn knows(&self, range: AddressRange) -> bool {
         self.register[length_class(range)].nanoseconds().is_some()
@@ -445,10 +454,7 @@ impl LearnedCosts {
     pub(crate) fn of(&self, range: AddressRange, change: u64) -> Option<UseCosts> {
         let per_use = self.per_use(length_class(range))?;
         let hit = self.check.nanoseconds().unwrap_or(0);
-        // Which of them it will be is not known.
-        let [watch, in_vain] =
-            [&self.watch, &self.watch_in_vain].map(|costs| known(costs, length_class(range)));
-        let surcharge = watch.max(in_vain).saturating_add(change);
+        let surcharge = known(&self.watch, length_class(range)).saturating_add(change);
         Some(UseCosts { per_use, hit, keeping: per_use.saturating_add(surcharge) })
     }
 
@@ -705,8 +711,7 @@ mod tests {
         assert_eq!(learned.of(page(0), 7), None);
         learned.registered(page(0), 2_000);
         learned.deregistered(page(0), 1_000);
-        learned.watched(page(0), true, 500);
-        learned.watched(page(0), false, 400);
+        learned.watched(page(0), 500);
         learned.checked(250);
         learned.went_slowly(page(0), 100);
         let expected = UseCosts { per_use: 3_100, hit: 250, keeping: 3_607 };

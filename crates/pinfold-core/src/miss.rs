@@ -49,6 +49,8 @@ enum Decision {
     /// The same, because keeping it has not paid yet: so much is paid for it.
     Rent(u64),
     Keep,
+    /// The same, unpaid and unasked, because that seems harmless.
+    KeepUnasked,
     /// The same, on its own account, which is told of its hits when that is over.
     Buy(HitCount),
 }
@@ -58,7 +60,7 @@ impl Decision {
         match self {
             Self::ForOneUse(why) => Some(why),
             Self::Rent(_) => Some(PerUse::NotAdmitted),
-            Self::Keep | Self::Buy(_) => None,
+            Self::Keep | Self::KeepUnasked | Self::Buy(_) => None,
         }
     }
 
@@ -129,6 +131,16 @@ enum Unlanded {
     Refused(RegisterError),
     /// The system counted so much for it, and the budget has no more than was planned: it was deregistered.
     CountsMore(Amount),
+}
+
+impl Unlanded {
+    /// Whether the same is tried again, if room is made.
+    const fn is_tried_again(&self) -> bool {
+        match self {
+            Self::Refused(error) => error.is_about_room(),
+            Self::CountsMore(_) => true,
+        }
+    }
 }
 
 impl From<RegisterError> for Unlanded {
@@ -227,7 +239,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
     ) -> Result<Lease<'c, R, M>, GetError> {
         let terms = self.granted(want);
         let mut recalls = Recalls::new();
-        // What was bought, not had, and is tried again.
+        // What was to be kept, was not had, and is tried again.
         let mut retracted = None;
         loop {
             // Forked inside the device or a callback.
@@ -272,6 +284,10 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                 }
                 Step::Register(enlisted) => {
                     let (tried, decision) = (enlisted.plan, enlisted.decision);
+                    // What is registered may be another range by now.
+                    if let Some(other) = retracted.take_if(|(range, _)| *range != tried.range) {
+                        self.note_not_had(want, other)?;
+                    }
                     // SAFETY: the caller's promise.
                     match unsafe { enlisted.fly(want) } {
                         Ok((lease, flown)) => {
@@ -280,7 +296,8 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                             return Ok(lease);
                         }
                         Err(unlanded) => {
-                            retracted = decision.is_purchase().then_some(tried.range);
+                            let not_had = (tried.range, decision);
+                            retracted = unlanded.is_tried_again().then_some(not_had);
                             match unlanded {
                                 Unlanded::CountsMore(amount) => attempt.counted = amount,
                                 Unlanded::Refused(error) => {
@@ -296,15 +313,27 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         }
     }
 
-    /// What was bought and not had cannot be had, unless the `next` round is to try the same.
+    /// What was to be kept cannot be had, unless the `next` round is to try the same.
     fn abandon_unless_same(
         self,
         want: &Want,
-        retracted: &mut Option<AddressRange>,
+        retracted: &mut Option<(AddressRange, Decision)>,
         next: &Result<bool, GetError>,
     ) -> Result<(), Forked> {
         let abandoned = retracted.take_if(|_| !matches!(next, Ok(false)));
-        abandoned.map_or(Ok(()), |range| self.abandon(want, range))
+        abandoned.map_or(Ok(()), |not_had| self.note_not_had(want, not_had))
+    }
+
+    fn note_not_had(
+        self,
+        want: &Want,
+        (range, decision): (AddressRange, Decision),
+    ) -> Result<(), Forked> {
+        match decision {
+            Decision::Buy(_) => self.abandon(want, range),
+            Decision::KeepUnasked => self.0.locked(|writer| writer.admission.disappoint(range)),
+            Decision::Keep | Decision::ForOneUse(_) | Decision::Rent(_) => Ok(()),
+        }
     }
 
     /// On what terms `want` is registered. The registrar is asked, where no lock is held.
@@ -624,6 +653,9 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         };
         match verdict {
             Verdict::Rent(rent) => Decision::Rent(rent),
+            Verdict::Keep if attempt.begun.uses == Uses::Unknown && !want.terms.vouched => {
+                Decision::KeepUnasked
+            }
             Verdict::Keep => Decision::Keep,
             Verdict::Buy => {
                 // What a caller can do instead, to copy for example, takes as long as there are bytes.
@@ -643,7 +675,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                 let surcharge = self.0.change_surcharge(writer);
                 let Some(costs) = writer.costs.of(range, surcharge) else {
                     // Nothing was measured; what costs nothing need not be.
-                    let is_free = surcharge == 0 && !writer.costs.has_failed(range);
+                    let is_free = surcharge == 0 && !writer.admission.was_in_vain(range);
                     return if is_free { Verdict::Keep } else { Verdict::Rent(0) };
                 };
                 writer.admission.decide(range, terms, costs)
@@ -658,10 +690,14 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         want: &Want,
         costs: UseCosts,
     ) -> Result<Option<AddressRange>, GetError> {
-        if self.0.config.keep == Keep::Never || self.per_use_by_rights(want).is_some() {
+        if self.0.config.keep == Keep::Never {
             return Ok(None);
         }
         let range = self.widest_served(want);
+        // What is never kept has no account: it is leased where even a use alone is cheaper than doing without.
+        if self.per_use_by_rights(want).is_some() {
+            return Ok(costs.is_keeping_harmless().then_some(range));
+        }
         let terms = self.granted(want);
         let pays = self.0.locked(|writer| writer.admission.pays(range, terms, costs))?;
         Ok(pays.then_some(range))
@@ -1014,7 +1050,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
                 since(began, watched).zip(since(registered, looked)).filter(|_| is_watched)
             {
                 let took = before.saturating_add(behind);
-                writer.costs.watched(range, per_use.is_none(), took);
+                writer.costs.watched(range, took);
             }
             self.land(writer, want, handle, (per_use, entered))
         });
@@ -1096,7 +1132,9 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
                     writer.admission.abandon(range, terms);
                 }
             }
-            Decision::Keep | Decision::ForOneUse(_) | Decision::Rent(_) => {}
+            Decision::KeepUnasked if !self.is_tried_again => writer.admission.disappoint(range),
+            Decision::Keep | Decision::KeepUnasked | Decision::ForOneUse(_) | Decision::Rent(_) => {
+            }
         }
     }
 
@@ -1107,7 +1145,6 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         if let Decision::Rent(rent) = self.decision {
             writer.admission.refund(self.plan.range, rent);
         }
-        writer.costs.failed(self.plan.range);
         self.listed.shared.give_budget(writer, self.plan.amount);
         writer.lists.give_place(flight.number);
         writer.watchers.deregistered(flight.number);

@@ -664,7 +664,7 @@ impl<R: Registrar, M: Monitor> Departure<'_, '_, R, M> {
                 return;
             }
             // Before the call: what a registrar is given that panics is gone.
-            (self.gone, self.failed) = (self.gone + 1, self.failed + 1);
+            (self.gone, self.failed, self.took) = (self.gone + 1, self.failed + 1, None);
             if Reclaim(self.shared).deregister_one(duty) {
                 self.failed -= 1;
             }

@@ -23,6 +23,8 @@ thread_local! {
     /// So many pages are registered at once as soon as one of them is.
     static BLOCK_BEHIND: Cell<usize> = const { Cell::new(0) };
     static IS_REGISTERED: Cell<bool> = const { Cell::new(false) };
+    /// Whether that lasts behind the end of the registration.
+    static STAYS: Cell<bool> = const { Cell::new(false) };
     /// In nanoseconds. Each test, being a thread, has its own.
     static NOW: Cell<u64> = const { Cell::new(1) };
 }
@@ -95,7 +97,7 @@ unsafe impl Registrar for Slow<SimRegistrar> {
         range: AddressRange,
     ) -> Result<(), DeregisterError> {
         spend((self.1.deregister)(range));
-        IS_REGISTERED.set(false);
+        IS_REGISTERED.set(STAYS.get() && IS_REGISTERED.get());
         // SAFETY: the caller's promises.
         unsafe { self.0.deregister(handle, range) }
     }
@@ -780,4 +782,132 @@ fn what_is_refused_each_time_keeps_nothing_else_from_being_kept() {
         let kept = kept.count();
         assert!(kept > 800, "{kept}, {change}");
     }
+}
+
+/// One answer of the monitor's took four milliseconds, of a range that it cannot watch.
+#[test]
+fn one_slow_answer_makes_no_other_range_dear() {
+    thread_local! {
+        static IS_SLOW: Cell<bool> = const { Cell::new(false) };
+    }
+    fn watch(_: AddressRange) -> u64 {
+        if IS_SLOW.replace(false) { 4_000_000 } else { 100 }
+    }
+    let bill = |keep| {
+        const TURNS: u64 = 300;
+        let world = World::new(Costs { watch, change: 5_000, check: 10, ..PLAIN }, keep);
+        let turn = || {
+            (0..500).for_each(|_| _ = world.reads(pages(16, 1)));
+            world.changes(pages(16, 1));
+        };
+        (0..20).for_each(|_| turn());
+        world.monitor.uncover(pages(0, 1), Uncovered::Unmapped);
+        IS_SLOW.set(true);
+        (0..100).for_each(|_| _ = world.reads(pages(0, 1)));
+        IS_SLOW.set(false);
+        (0..TURNS).for_each(|_| turn());
+        let before = world.bill();
+        (0..TURNS).for_each(|_| turn());
+        (world.bill() - before) / TURNS
+    };
+    let [ours, always] = [Keep::WhenItPays, Keep::Always].map(bill);
+    assert!(ours * 4 < always * 5, "{ours}, {always} if kept always");
+}
+
+/// To keep them seems harmless, whatever is known of their length.
+#[test]
+fn what_seems_harmless_and_is_refused_is_remembered() {
+    fn quick(range: AddressRange) -> u64 {
+        if range == pages(0, 1) { 100 } else { 100_000 }
+    }
+    let prepare = |world: &World| {
+        world.space.unmap(pages(0, 1));
+        world.space.map(pages(0, 1), Protection::ReadOnly);
+        for page in 9..73 {
+            // SAFETY: as in `uses`.
+            drop(unsafe { world.request(pages(page, 1), Access::READ).once().get() }.unwrap());
+        }
+    };
+    let program = |world: &World| {
+        // SAFETY: as in `uses`.
+        assert!(unsafe { world.request(pages(0, 1), Access::READ_WRITE).get() }.is_err());
+    };
+    let slow_watch = Costs { watch: |_| 50_000, change: 0, check: 10, ..PLAIN };
+    let quick_refusal = Costs { register: quick, watch: |_| 10_000, ..slow_watch };
+    for costs in [slow_watch, quick_refusal] {
+        let [ours, never] = beside_renting(costs, Config::default(), prepare, program);
+        assert!(ours < never * 5 / 4, "{ours} of {never}");
+    }
+}
+
+/// As above, where to keep it would cost nothing: neither are gets refused that could be had for one use.
+#[test]
+fn what_seems_harmless_and_counts_more_is_remembered() {
+    BLOCK_BEHIND.set(16);
+    let costs = Costs { watch: |_| 10, change: 0, check: 10, ..PLAIN };
+    for when_full in [WhenFull::RegisterPerUse, WhenFull::Refuse] {
+        let config = Config { when_full, max_bytes: 8 * PAGE_BYTES, ..Config::default() };
+        let world = World::with(costs, config, DeviceConfig::default());
+        let refused = (0..2_000).filter(|_| {
+            // SAFETY: as in `uses`.
+            let refused = unsafe { world.request(pages(0, 1), Access::READ).get() }.is_err();
+            world.cache.reclaim();
+            refused
+        });
+        let refused = refused.count();
+        assert!(refused < 300, "{refused}, {when_full:?}");
+    }
+}
+
+/// What was refused for want of room, of which there is some then, and what others were refused, is kept from its first use where
+/// that is free.
+#[test]
+fn what_others_were_refused_is_kept_from_its_first_use_where_that_is_free() {
+    let costs = Costs { change: 0, watch: |_| 5_000, check: 10, ..PLAIN };
+    let room = DeviceConfig { max_pinned_bytes: 4 * PAGE_BYTES as u64, ..DeviceConfig::default() };
+    let world = World::with(costs, Config::default(), room);
+    for page in 0..4 {
+        // SAFETY: as in `uses`.
+        drop(unsafe { world.request(pages(page, 1), Access::READ).to_keep().get() }.unwrap());
+    }
+    assert!(world.reads(pages(100, 2)));
+    let world = World::new(costs, Keep::WhenItPays);
+    world.space.unmap(pages(0, 2));
+    // SAFETY: as in `uses`.
+    assert!(unsafe { world.request(pages(0, 2), Access::READ).get() }.is_err());
+    assert!(world.reads(pages(100, 2)));
+}
+
+/// Doing without is dearer than registering for this use alone, which is all that is to be had.
+#[test]
+fn what_is_never_kept_is_leased_where_doing_without_is_dearer() {
+    let world = World::new(PLAIN, Keep::WhenItPays);
+    let costs = UseCosts { per_use: 10_000_000, hit: 10, keeping: 1_000 };
+    let access = Access::READ | Access::REMOTE_READ;
+    for _ in 0..100 {
+        // SAFETY: as in `uses`.
+        let lease = unsafe { world.request(pages(0, 1), access).get_if_worth(costs) }.unwrap();
+        assert!(lease.is_some_and(|lease| !lease.is_cached()));
+    }
+}
+
+/// The kernel has moved its pages together as it was registered: there is room for that, and what is registered then is another
+/// range.
+#[test]
+fn what_is_another_range_when_it_is_tried_again_is_not_bought_for_ever() {
+    BLOCK_BEHIND.set(16);
+    let costs = Costs { watch: |_| 50_000, change: 5_000, check: 10, ..PLAIN };
+    let config = Config { max_bytes: 24 * PAGE_BYTES, ..Config::default() };
+    let program = |world: &World| {
+        // SAFETY: as in `uses`; what changes there is reported.
+        drop(unsafe { world.request(pages(64, 16), Access::READ).vouched().get() }.unwrap());
+        IS_REGISTERED.set(false);
+        STAYS.set(true);
+        world.reads(pages(0, 1));
+        STAYS.set(false);
+        IS_REGISTERED.set(false);
+        world.changes(pages(0, 16));
+    };
+    let [ours, never] = beside_renting(costs, config, |_| (), program);
+    assert!(ours < never * 5 / 4, "{ours} of {never}");
 }
