@@ -10,7 +10,7 @@
 //!
 //! Some things are added, because most programs are no adversaries:
 //!
-//! - What costs hardly more to keep than to rent once (by an eighth at most) is kept from the first use, unless that was in vain.
+//! - What costs hardly more to keep than to rent once (by an eighth at most) is kept from the first use, unless that was refused.
 //! - A purchase that spared its price at least, by the use for which it was made and the hits behind it, *paid*: what
 //!   it spared, up to twice its price, counts as paid then, so the same range is bought again at its next use, as long as
 //!   each such purchase pays.
@@ -65,7 +65,12 @@
 //! - Rights that do not contain each other are registrations of their own, paid for with the rents of the range. The one that was
 //!   bought first is judged by its own hits, and no other: twice as much becomes once more for each.
 //! - A request that is refused, and would have been kept, was in vain whatever others find there later in the same life. The same
-//!   rights have to pay twice as much for the next, so that they are not always those that have paid.
+//!   rights have to pay twice as much for the next, up to the last doubling, so that they are not always those that have paid where
+//!   others have a like price. Where they are all the same: because two rights are refused in turn, because the doublings are used up, because
+//!   a purchase of the others had paid, or because those who are refused have a lower price of their own (`get_if_worth`), the others
+//!   are rented on and on, which costs what renting costs, and what the refusals cost.
+//! - Where a range that cannot be watched takes many times as long to say so as ranges of its length take to be watched, each of its
+//!   purchases costs more than was thought: what is learnt is the length's, and a figure counts as four times the average.
 //! - Ranges that overlap are ranges of their own, and each pays its own price: uses of ever other parts of a buffer are rented
 //!   longer than uses of the same.
 //!
@@ -229,7 +234,7 @@ impl Admission {
         costs.is_keeping_harmless() && !self.was_in_vain(range)
     }
 
-    /// Whether what was kept of `range` at last was in vain.
+    /// Whether doublings stand for `range`: what was to be kept of it was refused, or in vain behind rents, and none has paid since.
     pub(crate) fn was_in_vain(&self, range: AddressRange) -> bool {
         let set = self.sets.get(set_of(range)).into_iter().flatten();
         set.filter(|account| account.range == Some(range)).any(|account| account.patience > 0)

@@ -135,7 +135,9 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
     /// `costs` are the caller's: `per_use` is what it does without the lease. Where they say that nothing is
     /// cheaper than that, nothing is asked. The lease's registration may yet not be
     /// [kept](Lease::is_cached), for example where the monitor cannot see the memory; then the next such
-    /// try is paid for anew, and the price is doubled, as for all that is kept in vain.
+    /// try is paid for anew, and dearer, as all that is kept in vain. For rights that are
+    /// [never kept](crate::Config::cache_remote) nothing is paid: there is a lease where doing without is about as dear as
+    /// keeping, or dearer, by `costs`.
     ///
     /// [`Keep::Never`](crate::Keep::Never) keeps nothing; otherwise what [`Config::keep`](crate::Config::keep) says
     /// decides nothing here. Costs what a hit costs where there is one, otherwise the writer's lock and some ten

@@ -49,7 +49,7 @@ enum Decision {
     /// The same, because keeping it has not paid yet: so much is paid for it.
     Rent(u64),
     Keep,
-    /// The same, unpaid and unasked, because that seems harmless.
+    /// The same, unasked: because that seems harmless, because all is kept, or for other rights than those that were bought.
     KeepUnasked,
     /// The same, on its own account, which is told of its hits when that is over.
     Buy(HitCount),
@@ -694,7 +694,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             return Ok(None);
         }
         let range = self.widest_served(want);
-        // What is never kept has no account: it is leased where even a use alone is cheaper than doing without.
+        // What is never kept has no account: it is leased where a use alone costs hardly more than doing without.
         if self.per_use_by_rights(want).is_some() {
             return Ok(costs.is_keeping_harmless().then_some(range));
         }
