@@ -83,30 +83,38 @@ impl<K: Ord + Copy, V> Sorted<K, V> {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
-    proptest! {
-        /// Beside a map, with as many keys as stand side by side and twice as many.
-        #[test]
-        fn agrees_with_a_map(
-            steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..600)
-        ) {
-            let (mut sorted, mut model) = (Sorted::<u128, u32>::new(), BTreeMap::new());
-            let keys = 2 * Sorted::<u128, u32>::FEW;
-            for (value, (is_put, key)) in (0..).zip(steps) {
-                let key = key.index(keys) as u128;
-                if is_put {
-                    sorted.insert(key, value);
-                    model.insert(key, value);
-                } else {
-                    prop_assert_eq!(sorted.remove(&key), model.remove(&key));
-                }
-                prop_assert_eq!(sorted.get(&key), model.get(&key));
-                prop_assert_eq!(sorted.is_empty(), model.is_empty());
-                let (from, end) = (key / 2, key);
-                prop_assert!(sorted.range(from, end).eq(model.range(from..end)));
+    /// Beside a map, with as many keys as stand side by side and twice as many.
+    #[test]
+    fn agrees_with_a_map() {
+        let (mut sorted, mut model) = (Sorted::<u128, u32>::new(), BTreeMap::new());
+        let keys = 2 * Sorted::<u128, u32>::FEW;
+        let mut state = 0x5eed_u64;
+        let mut next = |bound: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            usize::try_from(state >> 33).unwrap() % bound
+        };
+        let (mut was_many, mut was_few_again) = (false, false);
+        for value in 0..if cfg!(miri) { 600_u32 } else { 40_000 } {
+            // More come than go, and then all go.
+            let are_coming = value as usize / (8 * keys) % 2 == 0;
+            let (is_put, key) = (are_coming && next(4) != 0, next(keys) as u128);
+            (was_many, was_few_again) = (
+                was_many | !sorted.many.is_empty(),
+                was_few_again | (was_many && sorted.is_empty()),
+            );
+            if is_put {
+                sorted.insert(key, value);
+                model.insert(key, value);
+            } else {
+                assert_eq!(sorted.remove(&key), model.remove(&key));
             }
+            assert_eq!(sorted.get(&key), model.get(&key));
+            assert_eq!(sorted.is_empty(), model.is_empty());
+            let (from, end) = (key / 2, key);
+            assert!(sorted.range(from, end).eq(model.range(from..end)));
         }
+        assert!(was_many && was_few_again);
     }
 
     #[test]
