@@ -97,7 +97,7 @@ mod tests {
         let (mut was_many, mut was_few_again) = (false, false);
         for value in 0..if cfg!(miri) { 600_u32 } else { 40_000 } {
             // More come than go, and then all go.
-            let are_coming = value as usize / (8 * keys) % 2 == 0;
+            let are_coming = (value as usize / (8 * keys)).is_multiple_of(2);
             let (is_put, key) = (are_coming && next(4) != 0, next(keys) as u128);
             (was_many, was_few_again) = (
                 was_many | !sorted.many.is_empty(),
