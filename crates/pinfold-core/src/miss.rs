@@ -645,17 +645,16 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         if let Some(why) = self.per_use_by_rights(want) {
             return Decision::ForOneUse(why);
         }
+        let is_unasked = attempt.begun.uses == Uses::Unknown && !want.terms.vouched;
         let verdict = match attempt.begun.uses {
             Uses::One => return Decision::ForOneUse(PerUse::Asked),
-            Uses::Unknown if !want.terms.vouched => self.verdict(writer, terms, range),
+            Uses::Unknown if is_unasked => self.verdict(writer, terms, range),
             Uses::Worth(costs) => writer.admission.buy(range, terms, costs),
             _ => Verdict::Keep,
         };
         match verdict {
             Verdict::Rent(rent) => Decision::Rent(rent),
-            Verdict::Keep if attempt.begun.uses == Uses::Unknown && !want.terms.vouched => {
-                Decision::KeepUnasked
-            }
+            Verdict::Keep if is_unasked => Decision::KeepUnasked,
             Verdict::Keep => Decision::Keep,
             Verdict::Buy => {
                 // What a caller can do instead, to copy for example, takes as long as there are bytes.

@@ -210,14 +210,17 @@ impl World {
     }
 }
 
-/// What a turn of the program costs once costs are learnt.
-fn cost(costs: Costs, keep: Keep, program: fn(&World)) -> u64 {
+/// What a turn of the program costs in this world once costs are learnt.
+fn cost_in(world: &World, program: fn(&World)) -> u64 {
     const TURNS: u64 = 2_000;
-    let world = World::new(costs, keep);
-    (0..TURNS).for_each(|_| program(&world));
+    (0..TURNS).for_each(|_| program(world));
     let before = world.bill();
-    (0..TURNS).for_each(|_| program(&world));
+    (0..TURNS).for_each(|_| program(world));
     (world.bill() - before) / TURNS
+}
+
+fn cost(costs: Costs, keep: Keep, program: fn(&World)) -> u64 {
+    cost_in(&World::new(costs, keep), program)
 }
 
 /// Registering and deregistering are the lesser part of what a use costs that is not kept.
@@ -603,14 +606,10 @@ fn beside_renting(
     prepare: fn(&World),
     program: fn(&World),
 ) -> [u64; 2] {
-    const TURNS: u64 = 2_000;
     [Keep::WhenItPays, Keep::Never].map(|keep| {
         let world = World::with(costs, Config { keep, ..config }, DeviceConfig::default());
         prepare(&world);
-        (0..TURNS).for_each(|_| program(&world));
-        let before = world.bill();
-        (0..TURNS).for_each(|_| program(&world));
-        (world.bill() - before) / TURNS
+        cost_in(&world, program)
     })
 }
 
