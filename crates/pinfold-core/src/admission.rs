@@ -64,11 +64,9 @@
 //!   that can do without cheaply (`get_if_worth`), or that only asks what is there (`get_if_cached`), spares less than it counts.
 //! - Rights that do not contain each other are registrations of their own, paid for with the rents of the range. The one that was
 //!   bought first is judged by its own hits, and no other: twice as much becomes once more for each.
-//! - A request that is refused, and would have been kept, was in vain whatever others find there later in the same life. The same
-//!   rights have to pay twice as much for the next, up to the last doubling, so that they are not always those that have paid where
-//!   others have a like price. Where they are all the same: because two rights are refused in turn, because the doublings are used up, because
-//!   a purchase of the others had paid, or because those who are refused have a lower price of their own (`get_if_worth`), the others
-//!   are rented on and on, which costs what renting costs, and what the refusals cost.
+//! - A request that is refused, and would have been kept, was in vain whatever others find there later in the same life. From
+//!   then on its rights have an account of their own: they spend what their own uses cost and nothing that others paid, and pay for
+//!   no others. The bounds hold for each of these accounts. What was paid together until then others pay once more.
 //! - Where a range that cannot be watched takes many times as long to say so as ranges of its length take to be watched, each of its
 //!   purchases costs more than was thought: what is learnt is the length's, and a figure counts as four times the average.
 //! - Ranges that overlap are ranges of their own, and each pays its own price: uses of ever other parts of a buffer are rented
@@ -157,8 +155,8 @@ struct Account {
     patience: u8,
     /// The purchase before paid: what it spared is what is paid.
     has_paid: bool,
-    /// For what rights the latest purchase was that could not be had.
-    refused: Option<Terms>,
+    /// The rights whose own account this is, because they could not be had once; `None` if it is of all that have none.
+    own_of: Option<Terms>,
 }
 
 /// What keeping a range cost, and what each use spares since.
@@ -192,94 +190,96 @@ impl Admission {
         if rent == 0 {
             return false;
         }
-        if self.is_harmless(range, costs) {
+        if self.is_harmless(range, terms, costs) {
             return true;
         }
         let set = self.sets.made(set_of(range), || [Account::FREE; WAYS]);
-        let own = set.iter_mut().find(|account| account.range == Some(range));
-        let mut account = own.as_deref().copied().unwrap_or(Account::of(range));
+        let place = place_of(set, range, terms);
+        let mut account = place.map_or(Account::of(range), |place| set[place]);
         account.paid = account.paid.saturating_add(rent);
-        let pays = account.has_paid_for(price, terms);
-        match own {
-            Some(own) => *own = account,
+        match place {
+            Some(place) => set[place] = account,
             None => open_account(set, account, price, &mut self.newcomers),
         }
-        pays
+        account.has_paid_for(price)
     }
 
     /// Keeps `range`, where keeping it [pays](Self::pays): it is bought, if its account has paid for that. If it is bought
     /// already, what was paid for it and since pays for other rights once, and is spent.
     pub(crate) fn buy(&mut self, range: AddressRange, terms: Terms, costs: UseCosts) -> Verdict {
         let (rent, price) = (costs.rent(), costs.keeping);
-        if rent == 0 || self.is_harmless(range, costs) {
+        if rent == 0 || self.is_harmless(range, terms, costs) {
             return Verdict::Keep;
         }
-        match self.account(range).filter(|account| account.has_paid_for(price, terms)) {
-            Some(account) if account.bought.is_none() => {
-                account.bought = Some(Purchase { price, rent });
-                account.refused = account.refused.filter(|&refused| refused != terms);
-                Verdict::Buy
-            }
+        match self.account(range, terms).filter(|account| account.has_paid_for(price)) {
             // For other rights, which is paid for, too.
-            Some(account) => {
+            Some(account) if account.bought.is_some() && account.own_of.is_none() => {
                 account.paid = 0;
                 Verdict::Keep
+            }
+            Some(account) => {
+                // Of what these rights bought before, the end was not told: another region serves them, or did.
+                if account.bought.replace(Purchase { price, rent }).is_some() {
+                    account.paid = 0;
+                }
+                Verdict::Buy
             }
             None => Verdict::Keep,
         }
     }
 
     /// Whether keeping `range` costs hardly more than renting it once, and was not in vain.
-    fn is_harmless(&self, range: AddressRange, costs: UseCosts) -> bool {
-        costs.is_keeping_harmless() && !self.was_in_vain(range)
+    fn is_harmless(&self, range: AddressRange, terms: Terms, costs: UseCosts) -> bool {
+        costs.is_keeping_harmless() && !self.was_in_vain(range, terms)
     }
 
-    /// Whether doublings stand for `range`: what was to be kept of it was refused, or in vain behind rents, and none has paid since.
-    pub(crate) fn was_in_vain(&self, range: AddressRange) -> bool {
-        let set = self.sets.get(set_of(range)).into_iter().flatten();
-        set.filter(|account| account.range == Some(range)).any(|account| account.patience > 0)
-    }
-
-    /// What was to be kept unpaid, because that seemed harmless, cannot be had. It has an account from now on, if there is a place
-    /// for one; what others paid is theirs.
-    pub(crate) fn disappoint(&mut self, range: AddressRange) {
-        let set = self.sets.made(set_of(range), || [Account::FREE; WAYS]);
-        let own = set.iter().position(|account| account.range == Some(range));
-        let place = own.or_else(|| set.iter().position(|account| account.range.is_none()));
-        let Some(account) = place.map(|place| &mut set[place]) else { return };
-        if account.bought.is_none() && account.paid == 0 {
-            account.range = Some(range);
-            account.conclude(None);
-        }
+    /// Whether doublings stand for these rights of `range`: what was to be kept was refused, or in vain behind rents, and none has
+    /// paid since.
+    pub(crate) fn was_in_vain(&self, range: AddressRange, terms: Terms) -> bool {
+        let set = self.sets.get(set_of(range));
+        set.is_some_and(|set| place_of(set, range, terms).is_some_and(|it| set[it].patience > 0))
     }
 
     /// What was to be rented for so much could not be had: nothing was paid.
-    pub(crate) fn refund(&mut self, range: AddressRange, rent: u64) {
-        let account = self.account(range).filter(|account| account.bought.is_none());
+    pub(crate) fn refund(&mut self, range: AddressRange, terms: Terms, rent: u64) {
+        let account = self.account(range, terms).filter(|account| account.bought.is_none());
         account.into_iter().for_each(|it| it.paid = it.paid.saturating_sub(rent));
     }
 
     /// What was bought was not had, and is tried again: it is bought again then.
-    pub(crate) fn retract(&mut self, range: AddressRange) {
-        self.account(range).into_iter().for_each(|account| account.bought = None);
+    pub(crate) fn retract(&mut self, range: AddressRange, terms: Terms) {
+        self.bought(range, terms).into_iter().for_each(|account| account.bought = None);
     }
 
-    /// What was to be bought, or was and is [retracted](Self::retract), cannot be had: that was in vain. Of what is bought for other
-    /// rights, no more is paid for by what was rented.
-    pub(crate) fn abandon(&mut self, range: AddressRange, terms: Terms) {
-        let Some(account) = self.account(range).filter(|it| it.paid > 0) else { return };
-        account.refused = Some(terms);
-        match account.bought {
-            Some(_) => account.paid = 0,
-            None => account.conclude(None),
+    /// What was to be kept, and is [retracted](Self::retract) if it was bought, cannot be had: that was in vain. From now on these
+    /// rights have an account of their own, so that they spend nothing that others paid. It takes the place of one of which
+    /// nothing is bought; else one that is free, or that of another range at random.
+    ///
+    /// To say so twice does nothing.
+    pub(crate) fn refuse(&mut self, range: AddressRange, terms: Terms) {
+        let set = self.sets.made(set_of(range), || [Account::FREE; WAYS]);
+        let found = place_of(set, range, terms);
+        let is_theirs = |account: &Account| account.own_of.is_some() || account.bought.is_none();
+        let place = found.filter(|&place| is_theirs(&set[place])).or_else(|| free_place(set));
+        let place = place.unwrap_or_else(|| {
+            let chosen = chosen(&mut self.newcomers).1;
+            if found == Some(chosen) { (chosen + 1) % WAYS } else { chosen }
+        });
+        let account = &mut set[place];
+        let had = if found == Some(place) { *account } else { Account::of(range) };
+        let is_told = had.own_of.is_some() && had.paid == 0 && had.bought.is_none();
+        if !is_told {
+            let bought = None;
+            *account = Account { own_of: Some(terms), has_paid: false, bought, ..had };
+            account.conclude(None);
         }
     }
 
-    /// `range`, which was bought, is not kept any more; its hits were worth so many parts of [`USE`]. That tells whether it was
+    /// `range`, which was bought, is not kept any more for these rights; its hits were worth so many parts of [`USE`]. That tells whether it was
     /// bought in vain. What was paid is forgotten, and what the uses spared is paid instead, if it is what keeping cost at least.
     /// Nothing happens where the range is not bought.
-    pub(crate) fn end(&mut self, range: AddressRange, hits: u64) {
-        let Some(account) = self.account(range) else { return };
+    pub(crate) fn end(&mut self, range: AddressRange, terms: Terms, hits: u64) {
+        let Some(account) = self.bought(range, terms) else { return };
         let Some(Purchase { price, rent }) = account.bought.take() else { return };
         // The use for which it was bought would have been rented, too.
         let by_hits = rent.saturating_mul(hits) / u64::from(USE);
@@ -288,25 +288,34 @@ impl Admission {
         account.conclude((spared >= price).then(|| spared.min(price.saturating_mul(2))));
     }
 
-    fn account(&mut self, range: AddressRange) -> Option<&mut Account> {
+    fn account(&mut self, range: AddressRange, terms: Terms) -> Option<&mut Account> {
         let set = self.sets.get_mut(set_of(range))?;
-        set.iter_mut().find(|account| account.range == Some(range))
+        place_of(set, range, terms).map(|place| &mut set[place])
+    }
+
+    /// The account with which these rights were bought: their own may be younger.
+    fn bought(&mut self, range: AddressRange, terms: Terms) -> Option<&mut Account> {
+        let set = self.sets.get_mut(set_of(range))?;
+        let accounts = set.iter_mut().filter(|it| it.range == Some(range) && it.serves(terms));
+        accounts.filter(|account| account.bought.is_some()).max_by_key(|it| it.own_of.is_some())
     }
 }
 
 impl Account {
     const FREE: Self =
-        Self { range: None, paid: 0, bought: None, patience: 0, has_paid: false, refused: None };
+        Self { range: None, paid: 0, bought: None, patience: 0, has_paid: false, own_of: None };
 
     const fn of(range: AddressRange) -> Self {
         Self { range: Some(range), ..Self::FREE }
     }
 
-    /// What was refused last has to pay twice as much, so that another that can be had is bought before it.
-    fn has_paid_for(&self, price: u64, terms: Terms) -> bool {
-        let more = u8::from(self.refused == Some(terms));
-        let patience = (self.patience + more).min(MOST_PATIENCE);
-        self.paid >> patience > price
+    fn has_paid_for(&self, price: u64) -> bool {
+        self.paid >> self.patience > price
+    }
+
+    /// Whether it may be the account of these rights.
+    fn serves(&self, terms: Terms) -> bool {
+        self.own_of.is_none_or(|own| own == terms)
     }
 
     /// A purchase is over that spared so much, or was in vain.
@@ -321,24 +330,49 @@ impl Account {
     }
 }
 
+/// The account of these rights: their own, or that of all that have none.
+fn place_of(set: &[Account; WAYS], range: AddressRange, terms: Terms) -> Option<usize> {
+    let mut common = None;
+    for (place, account) in set.iter().enumerate() {
+        if account.range == Some(range) && account.serves(terms) {
+            if account.own_of.is_some() {
+                return Some(place);
+            }
+            common = Some(place);
+        }
+    }
+    common
+}
+
+fn free_place(set: &[Account; WAYS]) -> Option<usize> {
+    set.iter().position(|account| account.range.is_none())
+}
+
+/// One of a full set, as if at random, and dice that it does not depend on.
+fn chosen(newcomers: &mut u64) -> (u64, usize) {
+    *newcomers = newcomers.wrapping_add(1);
+    let dice = mixed(*newcomers);
+    let ways = WAYS as u64;
+    (dice / ways, usize::try_from(dice % ways).unwrap_or(0))
+}
+
 /// Remembers what was paid for a newcomer, of this price. In a full set it takes the place of another, and what that has paid,
 /// as often as its own rent is a part of both. What is bought, or was and paid, has had what it paid: of that no more counts than
 /// the newcomer's price.
 fn open_account(set: &mut [Account; WAYS], newcomer: Account, price: u64, newcomers: &mut u64) {
-    if let Some(free) = set.iter_mut().find(|account| account.range.is_none()) {
-        *free = newcomer;
+    if let Some(free) = free_place(set) {
+        set[free] = newcomer;
         return;
     }
-    *newcomers = newcomers.wrapping_add(1);
-    let dice = mixed(*newcomers);
-    let other = &mut set[usize::try_from(dice % WAYS as u64).unwrap_or(0)];
+    let (dice, place) = chosen(newcomers);
+    let other = &mut set[place];
     let stake = match other.bought {
         Some(purchase) => purchase.price.min(price),
         None if other.has_paid => other.paid.min(price),
         None => other.paid,
     };
     let paid = stake.saturating_add(newcomer.paid);
-    if dice / WAYS as u64 % paid < newcomer.paid {
+    if dice % paid < newcomer.paid {
         *other = Account { paid, ..newcomer };
     }
 }
@@ -555,7 +589,7 @@ mod tests {
                 Step::Change(number) => {
                     let bill = &mut bills[number];
                     if bill.kept {
-                        admission.end(page(number), hits[number] * WHOLE);
+                        admission.end(page(number), LOCAL, hits[number] * WHOLE);
                     }
                     bill.best = bill.best_with_this_life(costs);
                     (bill.kept, bill.uses_in_this_life) = (false, 0);
@@ -615,6 +649,48 @@ mod tests {
                 let best = bill.best_with_this_life(costs);
                 // Where a hit costs more than renting, nothing is bought, and that is best.
                 prop_assert!(bill.ours <= bound * best, "{} of {best} with {costs:?}", bill.ours);
+            }
+        }
+
+        /// Of three rights one can be kept. Each pays its own price, and once more what all had paid when others were refused.
+        #[test]
+        fn rights_that_are_refused_cost_others_no_more_than_once(
+            uses in prop::collection::vec((0..3_usize, 0..100_u32), 0..2_000),
+            costs in any_costs(),
+        ) {
+            let rights = [Access::READ, Access::WRITE, Access::READ_WRITE]
+                .map(|access| Terms { access, vouched: false });
+            let (mut admission, mut bills) = (Admission::new(), vec![Bill::default(); 3]);
+            let mut hits = 0;
+            for (right, dice) in uses {
+                if dice == 0 {
+                    if bills[0].kept {
+                        admission.end(page(0), rights[0], hits * WHOLE);
+                    }
+                    bills[0].best = bills[0].best_with_this_life(costs);
+                    (bills[0].kept, bills[0].uses_in_this_life) = (false, 0);
+                }
+                let bill = &mut bills[right];
+                bill.uses_in_this_life += 1;
+                bill.rented += costs.per_use;
+                if bill.kept {
+                    (bill.ours, hits) = (bill.ours + costs.hit, hits + 1);
+                } else if matches!(admission.decide(page(0), rights[right], costs), Verdict::Rent(_)) {
+                    bill.ours += costs.per_use;
+                } else if right == 0 {
+                    bill.ours += costs.keeping + costs.hit;
+                    (bill.kept, hits) = (true, 0);
+                } else {
+                    bill.ours += costs.keeping + costs.per_use;
+                    admission.refuse(page(0), rights[right]);
+                }
+            }
+            let once = 3 * (costs.keeping + costs.per_use);
+            let bound = (1 << MOST_PATIENCE) + 2;
+            let best = bills[0].best_with_this_life(costs);
+            prop_assert!(bills[0].ours <= bound * best + once, "{} of {best}", bills[0].ours);
+            for bill in bills {
+                prop_assert!(bill.ours <= 2 * bill.rented + once, "{} of {}", bill.ours, bill.rented);
             }
         }
 
@@ -694,7 +770,7 @@ mod tests {
             let keeps =
                 |admission: &mut Admission| admission.decide(page(0), LOCAL, costs) == Verdict::Buy;
             let uses = (1..).find(|_| keeps(&mut admission));
-            admission.end(page(0), hits * WHOLE);
+            admission.end(page(0), LOCAL, hits * WHOLE);
             uses
         };
         // The ninth hit pays, so the next is bought at once; in vain, which begins anew.
@@ -777,7 +853,7 @@ mod tests {
         let mut admission = Admission::new();
         let life = |admission: &mut Admission, range| {
             let uses = (1..).find(|_| admission.decide(range, LOCAL, costs) == Verdict::Buy);
-            admission.end(range, 100 * WHOLE);
+            admission.end(range, LOCAL, 100 * WHOLE);
             uses.unwrap()
         };
         assert!(often.iter().all(|&range| life(&mut admission, range) == 10));
@@ -849,7 +925,7 @@ mod tests {
         let mut admission = Admission::new();
         let mut uses_until_kept = || {
             let uses = (1..100).find(|_| admission.decide(page(0), LOCAL, costs) == Verdict::Buy);
-            admission.end(page(0), 0);
+            admission.end(page(0), LOCAL, 0);
             uses
         };
         assert_eq!([0; 2].map(|_| uses_until_kept()), [Some(7), Some(13)]);
@@ -861,7 +937,7 @@ mod tests {
         let registered = UseCosts { per_use: 8_000, hit: 300, keeping: 370_000 };
         let mut admission = Admission::new();
         assert!((0..10).any(|_| admission.decide(page(0), LOCAL, copied) == Verdict::Buy));
-        admission.end(page(0), 12 * WHOLE);
+        admission.end(page(0), LOCAL, 12 * WHOLE);
         assert!(matches!(admission.decide(page(0), LOCAL, registered), Verdict::Rent(_)));
     }
 
@@ -874,7 +950,7 @@ mod tests {
             let uses = (1..).find(|_| admission.decide(page(0), LOCAL, costs) == Verdict::Buy);
             let dearer = UseCosts { keeping: 1_000_000, ..costs };
             assert!(matches!(admission.decide(page(0), LOCAL, dearer), Verdict::Rent(_)));
-            admission.end(page(0), 0);
+            admission.end(page(0), LOCAL, 0);
             uses
         };
         assert_eq!([0; 3].map(|_| uses_until_kept()), [Some(11), Some(21), Some(41)]);

@@ -167,8 +167,8 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
             Ok(lease) => lease.is_cached() && lease.registered() == range,
             Err(error) => matches!(error, GetError::Suspended { .. }),
         };
-        if !is_had && !costs.is_keeping_harmless() {
-            Miss(shared).abandon(&want, range)?;
+        if !is_had {
+            Miss(shared).note_not_worth(&want, range)?;
         }
         lease.map(Some)
     }

@@ -67,6 +67,11 @@ impl Decision {
     const fn is_purchase(self) -> bool {
         matches!(self, Self::Buy(_))
     }
+
+    /// Whether it was in vain if it cannot be had: what a caller asked for is kept on no account.
+    const fn is_judged(self) -> bool {
+        matches!(self, Self::Buy(_) | Self::KeepUnasked)
+    }
 }
 
 /// What the slow path of a get begins with.
@@ -329,11 +334,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         want: &Want,
         (range, decision): (AddressRange, Decision),
     ) -> Result<(), Forked> {
-        match decision {
-            Decision::Buy(_) => self.abandon(want, range),
-            Decision::KeepUnasked => self.0.locked(|writer| writer.admission.disappoint(range)),
-            Decision::Keep | Decision::ForOneUse(_) | Decision::Rent(_) => Ok(()),
-        }
+        if decision.is_judged() { self.refuse(want, range) } else { Ok(()) }
     }
 
     /// On what terms `want` is registered. The registrar is asked, where no lock is held.
@@ -408,7 +409,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                 let enlisted = self.enlist(writer, plan, decision, is_timed);
                 enlisted.map(Step::Register).ok_or_else(|| {
                     if decision.is_purchase() {
-                        writer.admission.retract(range);
+                        writer.admission.retract(range, plan.terms);
                     }
                     self.0.give_budget(writer, plan.amount);
                     GetError::Exhausted(full)
@@ -674,7 +675,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                 let surcharge = self.0.change_surcharge(writer);
                 let Some(costs) = writer.costs.of(range, surcharge) else {
                     // Nothing was measured; what costs nothing need not be.
-                    let is_free = surcharge == 0 && !writer.admission.was_in_vain(range);
+                    let is_free = surcharge == 0 && !writer.admission.was_in_vain(range, terms);
                     return if is_free { Verdict::Keep } else { Verdict::Rent(0) };
                 };
                 writer.admission.decide(range, terms, costs)
@@ -702,10 +703,15 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         Ok(pays.then_some(range))
     }
 
-    /// What was to be bought cannot be had.
-    pub(crate) fn abandon(self, want: &Want, range: AddressRange) -> Result<(), Forked> {
+    /// What was to be kept cannot be had.
+    fn refuse(self, want: &Want, range: AddressRange) -> Result<(), Forked> {
         let terms = self.granted(want);
-        self.0.locked(|writer| writer.admission.abandon(range, terms))
+        self.0.locked(|writer| writer.admission.refuse(range, terms))
+    }
+
+    /// What was [worth keeping](Self::worth_keeping) cannot be had. What is never kept has no account.
+    pub(crate) fn note_not_worth(self, want: &Want, range: AddressRange) -> Result<(), Forked> {
+        if self.per_use_by_rights(want).is_some() { Ok(()) } else { self.refuse(want, range) }
     }
 
     /// Why a registration of `range`, begun now, must not be kept.
@@ -1124,16 +1130,11 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// What was bought, if it was, is not kept.
     fn note_not_kept(&self, writer: &mut Writer) {
         let Plan { range, terms, .. } = self.plan;
-        match self.decision {
-            Decision::Buy(_) => {
-                writer.admission.retract(range);
-                if !self.is_tried_again {
-                    writer.admission.abandon(range, terms);
-                }
-            }
-            Decision::KeepUnasked if !self.is_tried_again => writer.admission.disappoint(range),
-            Decision::Keep | Decision::KeepUnasked | Decision::ForOneUse(_) | Decision::Rent(_) => {
-            }
+        if self.decision.is_purchase() {
+            writer.admission.retract(range, terms);
+        }
+        if self.decision.is_judged() && !self.is_tried_again {
+            writer.admission.refuse(range, terms);
         }
     }
 
@@ -1142,7 +1143,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         let flight = self.listed.leave(writer);
         self.note_not_kept(writer);
         if let Decision::Rent(rent) = self.decision {
-            writer.admission.refund(self.plan.range, rent);
+            writer.admission.refund(self.plan.range, self.plan.terms, rent);
         }
         self.listed.shared.give_budget(writer, self.plan.amount);
         writer.lists.give_place(flight.number);

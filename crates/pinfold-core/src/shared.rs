@@ -822,7 +822,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     pub(crate) fn note_kept_no_more(&self, writer: &mut Writer, number: u32) {
         let Some(region) = self.region(number) else { return };
         if let Some((range, hits)) = region.range().zip(region.take_bought()) {
-            writer.admission.end(range, hits.sum());
+            writer.admission.end(range, region.terms(), hits.sum());
         }
     }
 

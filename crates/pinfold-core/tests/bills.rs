@@ -910,3 +910,113 @@ fn what_is_another_range_when_it_is_tried_again_is_not_bought_for_ever() {
     let [ours, never] = beside_renting(costs, config, |_| (), program);
     assert!(ours < never * 5 / 4, "{ours} of {never}");
 }
+
+/// How many reads of a thousand found their page kept, which can be read and no more; others are `refused` before each.
+fn reads_kept_beside(costs: Costs, refused: impl Fn(&World)) -> usize {
+    let world = World::new(costs, Keep::WhenItPays);
+    world.space.unmap(pages(0, 1));
+    world.space.map(pages(0, 1), Protection::ReadOnly);
+    let turns = (0..1_000).filter(|_| {
+        refused(&world);
+        world.reads(pages(0, 1))
+    });
+    turns.count()
+}
+
+fn is_refused(world: &World, access: Access) {
+    // SAFETY: as in `uses`.
+    assert!(unsafe { world.request(pages(0, 1), access).get() }.is_err());
+}
+
+/// Two rights that are refused in turn, beside a third that could be kept.
+#[test]
+fn different_rights_that_are_refused_keep_nothing_else_from_being_kept() {
+    for change in (28_000..36_000).step_by(200) {
+        let costs = Costs { check: 10, change, ..PLAIN };
+        let kept = reads_kept_beside(costs, |world| {
+            is_refused(world, Access::WRITE);
+            is_refused(world, Access::READ_WRITE);
+        });
+        assert!(kept > 800, "{kept}, {change}");
+    }
+}
+
+/// Those that are refused ask by prices of their own, which are lower, so that what others pay would always be enough for them.
+#[test]
+fn what_is_refused_at_a_lower_price_keeps_nothing_else_from_being_kept() {
+    for keeping in [5_000, 10_000, 20_000] {
+        let own = UseCosts { per_use: 1_500, hit: 10, keeping };
+        let costs = Costs { check: 10, ..PLAIN };
+        let kept = reads_kept_beside(costs, |world| {
+            // SAFETY: as in `uses`.
+            _ = unsafe { world.request(pages(0, 1), Access::WRITE).get_if_worth(own) };
+        });
+        assert!(kept > 800, "{kept}, {keeping}");
+    }
+}
+
+/// Lives of reads that pay, and then requests to write, each of which is refused, before the first read of each life.
+#[test]
+fn what_is_refused_behind_purchases_that_paid_costs_no_purchase() {
+    let world = World::new(Costs { check: 10, ..PLAIN }, Keep::WhenItPays);
+    world.space.unmap(pages(0, 1));
+    world.space.map(pages(0, 1), Protection::ReadOnly);
+    let life = |is_first: bool| {
+        if !is_first {
+            is_refused(&world, Access::WRITE);
+        }
+        let kept = (0..200).filter(|_| world.reads(pages(0, 1))).count();
+        world.space.unmap(pages(0, 1));
+        world.space.map(pages(0, 1), Protection::ReadOnly);
+        world.cache.reclaim();
+        kept
+    };
+    life(true);
+    life(true);
+    let watched = world.monitor.watch_calls();
+    let kept: usize = (0..100).map(|_| life(false)).sum();
+    let tried = world.monitor.watch_calls() - watched;
+    assert!(kept > 100 * 190, "{kept}");
+    assert!(tried < 100 + 20, "{tried}");
+}
+
+/// The price counts as paid by another who can do without, or the account has no place of its own: what counts more than there is
+/// room for is refused seldom all the same.
+#[test]
+fn what_counts_more_than_there_is_room_for_is_refused_seldom_whatever_others_paid() {
+    BLOCK_BEHIND.set(16);
+    let costs = Costs { watch: |_| 10, change: 0, check: 10, ..PLAIN };
+    let config = Config { max_bytes: 8 * PAGE_BYTES, ..Config::default() };
+    for others in [1, 3_000] {
+        let world = World::with(costs, config, DeviceConfig::default());
+        let dear = UseCosts { per_use: 1_000, hit: 10, keeping: 1_000_000 };
+        for page in 0..others {
+            // SAFETY: as in `uses`.
+            let lease = unsafe { world.request(pages(page, 1), Access::READ).get_if_worth(dear) };
+            assert!(lease.unwrap().is_none());
+        }
+        let refused = (0..2_000).filter(|_| {
+            // SAFETY: as in `uses`.
+            let refused = unsafe { world.request(pages(0, 1), Access::READ).get() }.is_err();
+            world.cache.reclaim();
+            refused
+        });
+        let refused = refused.count();
+        assert!(refused < 300, "{refused}, {others}");
+    }
+}
+
+/// One who can do without, where a lease would be hardly dearer, is told that there is none, and not of an error each time.
+#[test]
+fn what_is_refused_is_given_up_by_those_who_can_do_without() {
+    let world = World::new(PLAIN, Keep::WhenItPays);
+    world.space.unmap(pages(0, 1));
+    world.space.map(pages(0, 1), Protection::ReadOnly);
+    let costs = UseCosts { per_use: 100_000, hit: 10, keeping: 105_000 };
+    let failed = (0..1_000).filter(|_| {
+        // SAFETY: as in `uses`.
+        unsafe { world.request(pages(0, 1), Access::READ_WRITE).get_if_worth(costs) }.is_err()
+    });
+    let failed = failed.count();
+    assert!((1..=130).contains(&failed), "{failed}");
+}
