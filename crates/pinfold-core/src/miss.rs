@@ -176,6 +176,8 @@ struct Attempt {
     counted: Amount,
     /// Whether it is measured what this round takes.
     is_sampled: bool,
+    /// What the rounds took in which more than was asked for was refused, where that was measured. In nanoseconds.
+    refused: u64,
     begun: Begun,
 }
 
@@ -184,7 +186,15 @@ impl Attempt {
     fn new(begun: Begun) -> Self {
         let waited = begun.uses == Uses::One;
         let counted = Amount::ZERO;
-        Self { waited, past_budget: false, is_narrow: false, counted, is_sampled: false, begun }
+        Self {
+            waited,
+            past_budget: false,
+            is_narrow: false,
+            counted,
+            is_sampled: false,
+            refused: 0,
+            begun,
+        }
     }
 }
 
@@ -297,10 +307,12 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                     match unsafe { enlisted.fly(want) } {
                         Ok((lease, flown)) => {
                             let known = [asked.and_then(Checkup::took), flown.took, reading];
-                            self.note_slow_path(tried.range, since(began, flown.landed), known);
+                            let took = since(began, flown.landed);
+                            self.note_slow_path(tried.range, took, known, attempt.refused);
                             return Ok(lease);
                         }
                         Err(unlanded) => {
+                            let took = since(began, now());
                             let not_had = (tried.range, decision);
                             retracted = unlanded.is_tried_again().then_some(not_had);
                             match unlanded {
@@ -308,7 +320,11 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                                 Unlanded::Refused(error) => {
                                     let recovered = self.recover(want, tried, error, &mut recalls);
                                     self.abandon_unless_same(want, &mut retracted, &recovered)?;
-                                    attempt.is_narrow |= recovered?;
+                                    if recovered? {
+                                        attempt.is_narrow = true;
+                                        let took = took.unwrap_or(0);
+                                        attempt.refused = attempt.refused.saturating_add(took);
+                                    }
                                 }
                             }
                         }
@@ -342,19 +358,21 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         Terms { access: self.0.registrar.granted(want.terms.access), ..want.terms }
     }
 
-    /// What a round took that registered `range`, besides the check, the flight and the readings of the clock: it is a part of
-    /// what each registration costs. A hit takes as much only behind a change that it applies.
+    /// What a round took that registered `range`, besides the check, the flight and the readings of the clock, and those before in
+    /// which more was `refused`: it is a part of what each registration costs. A hit takes as much only behind a change that it
+    /// applies.
     fn note_slow_path(
         self,
         range: AddressRange,
         took: Option<u64>,
         [check, flight, reading]: [Option<u64>; 3],
+        refused: u64,
     ) {
         let Some(((took, flight), reading)) = took.zip(flight).zip(reading) else { return };
         // Before the check, between that and the flight, and behind that.
         let readings = reading.saturating_mul(3);
         let known = flight.saturating_add(check.unwrap_or(0)).saturating_add(readings);
-        let surrounding = took.saturating_sub(known);
+        let surrounding = took.saturating_sub(known).saturating_add(refused);
         // In a forked child nothing is learnt.
         let _forked = self.0.locked(|writer| writer.costs.went_slowly(range, surrounding));
     }
