@@ -148,7 +148,7 @@ fn rows(
     .collect()
 }
 
-type Library = Cache<IoUring, Userfaultfd>;
+type Library = Cache<IoUring, Arc<Userfaultfd>>;
 
 /// Is the program with irregular demand; prints its figures.
 pub(super) fn demand(policy: Policy, rest_ms: u64) -> Result<(), Failure> {
@@ -161,7 +161,7 @@ pub(super) fn demand(policy: Policy, rest_ms: u64) -> Result<(), Failure> {
     let budget =
         Budget::discover(Kind::IoUring, registrar.limits()).map_err(Failure::unavailable)?;
     let share = budget.share(Terms::default()).map_err(Failure::unavailable)?;
-    let monitor = Userfaultfd::new().map_err(Failure::unavailable)?;
+    let monitor = Arc::new(Userfaultfd::new().map_err(Failure::unavailable)?);
     let config = Config { piece_bytes: LENGTHS.1, ..Config::keeping_all() };
     let library = pinfold::cache_within(share, registrar, monitor, config);
     let library = Arc::new(library.map_err(Failure::unavailable)?);

@@ -9,9 +9,10 @@ use pinfold::monitor::Userfaultfd;
 use pinfold::registrar::IoUring;
 use pinfold::{AddressRange, Cache, Config};
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::time::Instant;
 
-type Library = Cache<IoUring, Userfaultfd>;
+type Library = Cache<IoUring, Arc<Userfaultfd>>;
 
 /// How long the parts of one start took, in microseconds.
 struct Start {
@@ -23,7 +24,7 @@ struct Start {
 /// Starts a library on `device`, part by part.
 fn start(device: &Ring) -> Result<(Library, Start), Failure> {
     let begun = Instant::now();
-    let monitor = Userfaultfd::new().map_err(Failure::unavailable)?;
+    let monitor = Arc::new(Userfaultfd::new().map_err(Failure::unavailable)?);
     let watching = begun.elapsed();
     let registrar = registrar_of(device, 1024).map_err(Failure::unavailable)?;
     let registering = begun.elapsed();

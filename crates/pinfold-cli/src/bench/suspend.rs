@@ -30,6 +30,7 @@ use pinfold::suspend::SuspensionTerms;
 use pinfold::{Access, AddressRange, Config, Registrar};
 use region::Region;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use stream::{MESSAGE, Outcome, Rings, Signals, Stream};
@@ -175,7 +176,7 @@ fn microseconds(time: Duration) -> f64 {
 fn rings() -> Result<(IoUring, Rings), Failure> {
     let ring = IoUring::new(8).map_err(Failure::unavailable)?;
     let registrar = registrar_of(&ring, 1024).map_err(Failure::unavailable)?;
-    let monitor = Userfaultfd::new().map_err(Failure::unavailable)?;
+    let monitor = Arc::new(Userfaultfd::new().map_err(Failure::unavailable)?);
     let config = Config { piece_bytes: BYTES, ..Config::keeping_all() };
     let cache = pinfold::cache(registrar, monitor, config).map_err(Failure::unavailable)?;
     Ok((ring, cache))

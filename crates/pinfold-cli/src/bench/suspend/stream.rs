@@ -13,13 +13,14 @@ use pinfold::monitor::Userfaultfd;
 use pinfold::{Access, AddressRange, Cache, registrar};
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Bytes of a transfer.
 pub(super) const MESSAGE: usize = 64 << 10;
 
-pub(super) type Rings = Cache<registrar::IoUring, Userfaultfd>;
+pub(super) type Rings = Cache<registrar::IoUring, Arc<Userfaultfd>>;
 
 /// What is happening to the region, as the stream's thread sees it.
 #[derive(Default)]
