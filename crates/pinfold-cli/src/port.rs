@@ -18,7 +18,7 @@ mod deaf;
 pub(crate) use audit::{AuditReport, Audited, Ledger, Parted};
 
 use crate::choice::Wanted;
-use crate::device::{Device, Handle, Kind, Transfer};
+use crate::device::{AnyRegistrar, Device, Handle, Kind, Transfer};
 use crate::output::Failure;
 use deaf::Deaf;
 use pinfold::budget::Share;
@@ -121,8 +121,13 @@ pub(crate) type MakeMonitor = fn() -> Result<AnyMonitor, Failure>;
 /// A lease of this port's cache.
 pub(crate) type PortLease<'p> = Lease<'p, PortRegistrar, AnyMonitor>;
 
-/// The registrar of a port's cache.
-pub(crate) type PortRegistrar = Audited;
+/// The registrar of all caches and pools over devices of the command: they are compiled once.
+pub(crate) type PortRegistrar = Arc<Audited>;
+
+/// One whose pages nobody looks at.
+pub(crate) fn unaudited(registrar: AnyRegistrar) -> PortRegistrar {
+    Arc::new(Audited::new(registrar, None))
+}
 
 /// A landing zone over a port's cache.
 pub(crate) type LandingZone<'p> = Zone<'p, PortRegistrar, AnyMonitor, Slab>;
@@ -150,7 +155,7 @@ impl Wiring {
     fn wire(self) -> Result<(Device, PortRegistrar, Option<Arc<Ledger>>), Failure> {
         let device = Device::looped(self.kind, (self.lanes * LANE_BYTES) as u64)?;
         let ledger = self.audit.then(Ledger::open).transpose()?.map(Arc::new);
-        let registrar = Audited::new(device.registrar(self.slots)?, ledger.clone());
+        let registrar = Arc::new(Audited::new(device.registrar(self.slots)?, ledger.clone()));
         Ok((device, registrar, ledger))
     }
 }

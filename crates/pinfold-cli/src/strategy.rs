@@ -11,9 +11,9 @@
 #![allow(unsafe_code)]
 
 use crate::block::Block;
-use crate::device::{AnyRegistrar, Device, Handle, Key, Kind, Transfer};
+use crate::device::{Device, Handle, Key, Kind, Transfer};
 use crate::output::Failure;
-use crate::port::{self, AnyMonitor};
+use crate::port::{self, AnyMonitor, PortRegistrar};
 use pinfold::monitor::{Best, Choice, best};
 use pinfold::pieces::{self, Mover, TransferError};
 use pinfold::strategy::{self, Direction, Reuse, TransferPlanner};
@@ -107,7 +107,7 @@ pub(crate) trait Strategy {
 /// A device with the library's registrar for it.
 pub(crate) struct Wire {
     device: Device,
-    registrar: Arc<AnyRegistrar>,
+    registrar: PortRegistrar,
     registrations: u64,
     /// Room for the transfers of one send.
     transfers: Vec<Transfer>,
@@ -140,12 +140,12 @@ impl Wire {
     }
 
     fn with(device: Device) -> Result<Self, Failure> {
-        let registrar = Arc::new(device.registrar(SLOTS)?);
+        let registrar = port::unaudited(device.registrar(SLOTS)?);
         Ok(Self { device, registrar, registrations: 0, transfers: Vec::new() })
     }
 
     /// The device and the registrar, for one who brings them together otherwise.
-    pub(crate) fn into_parts(self) -> (Device, Arc<AnyRegistrar>) {
+    pub(crate) fn into_parts(self) -> (Device, PortRegistrar) {
         (self.device, self.registrar)
     }
 
@@ -399,12 +399,12 @@ pub(crate) fn monitor(kind: Kind) -> Result<AnyMonitor, Failure> {
 /// The library's cache: registers once, until the kernel says that the memory changed.
 pub(crate) struct Cached {
     device: Device,
-    cache: Cache<Arc<AnyRegistrar>, AnyMonitor>,
+    cache: Cache<PortRegistrar, AnyMonitor>,
     /// Room for the transfers of one send.
     transfers: Vec<Transfer>,
 }
 
-type Leases<'c> = Vec<Lease<'c, Arc<AnyRegistrar>, AnyMonitor>>;
+type Leases<'c> = Vec<Lease<'c, PortRegistrar, AnyMonitor>>;
 
 impl Cached {
     /// A cache that pins at most `budget` bytes.
@@ -433,7 +433,7 @@ impl Cached {
     /// The registrations of a message that is one piece.
     fn lease<'c>(
         &'c self,
-        checked: &Checked<'c, Arc<AnyRegistrar>, AnyMonitor>,
+        checked: &Checked<'c, PortRegistrar, AnyMonitor>,
         message: &Message<'_>,
         leases: &mut Leases<'c>,
     ) -> Result<(), GetError> {
@@ -466,7 +466,7 @@ impl Strategy for Cached {
         let mut transfers = std::mem::take(&mut self.transfers);
         transfers.clear();
         let leases = self.leases(messages).map_err(Failure::unavailable)?;
-        let part = |lease: &Lease<'_, Arc<AnyRegistrar>, AnyMonitor>| {
+        let part = |lease: &Lease<'_, PortRegistrar, AnyMonitor>| {
             (lease.handle().key(), lease.range().start(), lease.range().len())
         };
         line_up(&mut transfers, leases.iter().map(part));

@@ -17,11 +17,11 @@
 
 use super::Bench;
 use crate::block::{Block, Origin};
-use crate::device::{AnyRegistrar, Device, Handle, Kind, Transfer};
+use crate::device::{Device, Handle, Kind, Transfer};
 use crate::medians::{median, times_faster};
 use crate::output::{self, Failure, Output};
 use crate::plot::{Axis, Line, Plot};
-use crate::port::AnyMonitor;
+use crate::port::{AnyMonitor, PortRegistrar};
 use crate::strategy::{Cached, Copying, Message, Uncached, Wire, monitor};
 use pinfold::limits::Limits;
 use pinfold::pieces::{self, Completion, Mover, Request};
@@ -96,8 +96,8 @@ const UNTOLD: &str = "chosen_untold";
 /// A cache with a device of its own, and a pool on it.
 struct Station {
     device: Device,
-    cache: Cache<Arc<AnyRegistrar>, AnyMonitor>,
-    pool: Pool<Arc<AnyRegistrar>>,
+    cache: Cache<PortRegistrar, AnyMonitor>,
+    pool: Pool<PortRegistrar>,
 }
 
 impl Station {
@@ -203,7 +203,7 @@ impl Contender for InPieces {
 /// The library's choice.
 struct Chosen<'s> {
     station: &'s Station,
-    planner: TransferPlanner<'s, Arc<AnyRegistrar>, AnyMonitor>,
+    planner: TransferPlanner<'s, PortRegistrar, AnyMonitor>,
     mover: Sender<'s>,
     reuse: Reuse,
     way: Option<Strategy>,

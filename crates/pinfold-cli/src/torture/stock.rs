@@ -12,9 +12,9 @@
 
 use super::tally::{Judged, WrongBytes};
 use crate::change::{Specimen, difference};
-use crate::device::{AnyRegistrar, Device, Kind, Transfer};
+use crate::device::{Device, Kind, Transfer};
 use crate::output::Failure;
-use crate::port::{LANE_BYTES, Refusal, at};
+use crate::port::{self, LANE_BYTES, PortRegistrar, Refusal, at};
 use crate::races::Stop;
 use pinfold::AddressRange;
 use pinfold::budget::Share;
@@ -32,13 +32,13 @@ const PASSED_ON: usize = 8;
 
 /// A pool with its device.
 pub(super) struct Stock {
-    pub(super) pool: Pool<Arc<AnyRegistrar>>,
+    pub(super) pool: Pool<PortRegistrar>,
     device: Device,
 }
 
 /// A buffer with its owner's bytes.
 pub(super) struct Filled<'p> {
-    pub(super) buffer: PoolBuffer<'p, Arc<AnyRegistrar>>,
+    pub(super) buffer: PoolBuffer<'p, PortRegistrar>,
     /// The number whose pattern it holds.
     pub(super) key: u64,
 }
@@ -101,7 +101,7 @@ impl Stock {
             ..PoolConfig::default()
         };
         let device = Device::looped(kind, (lanes * LANE_BYTES) as u64)?;
-        let pool = Pool::within(share, Arc::new(device.registrar(128)?), config);
+        let pool = Pool::within(share, port::unaudited(device.registrar(128)?), config);
         Ok(Self { pool: pool.map_err(Failure::unavailable)?, device })
     }
 
@@ -173,7 +173,7 @@ impl Stock {
     }
 }
 
-pub(super) type Taken<'p> = PoolBuffer<'p, Arc<AnyRegistrar>>;
+pub(super) type Taken<'p> = PoolBuffer<'p, PortRegistrar>;
 
 fn transfer(buffer: &Taken<'_>, lane: usize) -> Transfer {
     let address = buffer.as_ptr().expose_provenance();
