@@ -66,7 +66,8 @@
 //!   bought first is judged by its own hits, and no other: twice as much becomes once more for each.
 //! - A request that is refused, and would have been kept, was in vain whatever others find there later in the same life. From
 //!   then on its rights have an account of their own: they spend what their own uses cost and nothing that others paid, and pay for
-//!   no others. The bounds hold for each of these accounts. What was paid together until then others pay once more.
+//!   no others. The bounds hold for each of these accounts, as long as they have a place. What was paid together until then others
+//!   pay once more.
 //! - Where a range that cannot be watched takes many times as long to say so as ranges of its length take to be watched, each of its
 //!   purchases costs more than was thought: what is learnt is the length's, and a figure counts as four times the average.
 //! - Ranges that overlap are ranges of their own, and each pays its own price: uses of ever other parts of a buffer are rented
@@ -240,6 +241,21 @@ impl Admission {
         set.is_some_and(|set| place_of(set, range, terms).is_some_and(|it| set[it].patience > 0))
     }
 
+    /// Whether these rights of `range` were refused once, so that their account is their own.
+    pub(crate) fn was_refused(&self, range: AddressRange, terms: Terms) -> bool {
+        self.own(range, terms).is_some()
+    }
+
+    /// Whether these rights were bought with an account of their own, which is told of their hits alone.
+    pub(crate) fn is_bought_alone(&self, range: AddressRange, terms: Terms) -> bool {
+        self.own(range, terms).is_some_and(|account| account.bought.is_some())
+    }
+
+    fn own(&self, range: AddressRange, terms: Terms) -> Option<&Account> {
+        let set = self.sets.get(set_of(range))?;
+        set.iter().find(|account| account.range == Some(range) && account.own_of == Some(terms))
+    }
+
     /// What was to be rented for so much could not be had: nothing was paid.
     pub(crate) fn refund(&mut self, range: AddressRange, terms: Terms, rent: u64) {
         let account = self.account(range, terms).filter(|account| account.bought.is_none());
@@ -253,7 +269,8 @@ impl Admission {
 
     /// What was to be kept, and is [retracted](Self::retract) if it was bought, cannot be had: that was in vain. From now on these
     /// rights have an account of their own, so that they spend nothing that others paid. It takes the place of one of which
-    /// nothing is bought; else one that is free, or that of another range at random.
+    /// nothing is bought; else one that is free, that of other refused rights, of whom nothing is kept, or of all others one at
+    /// random.
     ///
     /// To say so twice does nothing.
     pub(crate) fn refuse(&mut self, range: AddressRange, terms: Terms) {
@@ -261,10 +278,14 @@ impl Admission {
         let found = place_of(set, range, terms);
         let is_theirs = |account: &Account| account.own_of.is_some() || account.bought.is_none();
         let place = found.filter(|&place| is_theirs(&set[place])).or_else(|| free_place(set));
-        let place = place.unwrap_or_else(|| {
+        let place = place.or_else(|| {
             let chosen = chosen(&mut self.newcomers).1;
-            if found == Some(chosen) { (chosen + 1) % WAYS } else { chosen }
+            let mut from_there = (chosen..chosen + WAYS).map(|place| place % WAYS);
+            let is_refused =
+                |&place: &usize| set[place].own_of.is_some() && set[place].bought.is_none();
+            from_there.clone().find(is_refused).or_else(|| from_there.find(|&it| found != Some(it)))
         });
+        let Some(place) = place else { return };
         let account = &mut set[place];
         let had = if found == Some(place) { *account } else { Account::of(range) };
         let is_told = had.own_of.is_some() && had.paid == 0 && had.bought.is_none();
@@ -358,7 +379,8 @@ fn chosen(newcomers: &mut u64) -> (u64, usize) {
 
 /// Remembers what was paid for a newcomer, of this price. In a full set it takes the place of another, and what that has paid,
 /// as often as its own rent is a part of both. What is bought, or was and paid, has had what it paid: of that no more counts than
-/// the newcomer's price.
+/// the newcomer's price. That rights were refused is worth the newcomer's price at least: who has forgotten it tries again, with what
+/// others paid.
 fn open_account(set: &mut [Account; WAYS], newcomer: Account, price: u64, newcomers: &mut u64) {
     if let Some(free) = free_place(set) {
         set[free] = newcomer;
@@ -369,6 +391,7 @@ fn open_account(set: &mut [Account; WAYS], newcomer: Account, price: u64, newcom
     let stake = match other.bought {
         Some(purchase) => purchase.price.min(price),
         None if other.has_paid => other.paid.min(price),
+        None if other.own_of.is_some() => other.paid.max(price),
         None => other.paid,
     };
     let paid = stake.saturating_add(newcomer.paid);
@@ -880,6 +903,21 @@ mod tests {
             // Each pays rents of the price, on average.
             assert!(uses < 3 * count * 18, "{uses} of {count}");
         }
+    }
+
+    /// What was refused and paid nothing, beside one that pays.
+    #[test]
+    fn refusals_of_others_take_nothing_of_what_was_paid() {
+        let costs = UseCosts { per_use: 2_000, hit: 300, keeping: 300_000 };
+        let mut admission = Admission::new();
+        let mut pages = pages_of_one_set();
+        let dear = pages.next().unwrap();
+        let others: Vec<_> = pages.take(2 * WAYS).collect();
+        let uses = others.iter().cycle().take(1_000).position(|&other| {
+            admission.refuse(other, LOCAL);
+            admission.decide(dear, LOCAL, costs) == Verdict::Buy
+        });
+        assert_eq!(uses, Some(176));
     }
 
     /// Which spent what they paid when they were bought.

@@ -164,7 +164,7 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
         let lease = unsafe { Self { uses: Uses::Worth(costs), ..self }.get() };
         // Suspended, nothing was tried: what was paid is there when it goes on.
         let is_had = match &lease {
-            Ok(lease) => lease.is_cached() && lease.registered() == range,
+            Ok(lease) => lease.is_cached(),
             Err(error) => matches!(error, GetError::Suspended { .. }),
         };
         if !is_had {

@@ -174,6 +174,8 @@ struct Attempt {
     is_narrow: bool,
     /// What the system counted for the registration before, if that was more than was planned: as much is planned for.
     counted: Amount,
+    /// What was to be kept unasked counts more than there is room for: it is registered for this use.
+    is_for_this_use: bool,
     /// Whether it is measured what this round takes.
     is_sampled: bool,
     /// What the rounds took in which more than was asked for was refused, where that was measured. In nanoseconds.
@@ -191,6 +193,7 @@ impl Attempt {
             past_budget: false,
             is_narrow: false,
             counted,
+            is_for_this_use: false,
             is_sampled: false,
             refused: 0,
             begun,
@@ -294,8 +297,16 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                 }
                 Step::MakeRoom(spent) => {
                     let made = self.make_room(spent, &mut recalls);
+                    let has_counted_more = attempt.counted != Amount::ZERO
+                        && retracted.is_some_and(|it: (AddressRange, Decision)| it.1.is_judged());
                     self.abandon_unless_same(want, &mut retracted, &made)?;
-                    attempt.past_budget = made?;
+                    match made {
+                        // A use that is rented is planned for, and not counted behind.
+                        Err(GetError::Exhausted(_)) if has_counted_more => {
+                            (attempt.is_for_this_use, attempt.counted) = (true, Amount::ZERO);
+                        }
+                        made => attempt.past_budget = made?,
+                    }
                 }
                 Step::Register(enlisted) => {
                     let (tried, decision) = (enlisted.plan, enlisted.decision);
@@ -664,6 +675,9 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         if let Some(why) = self.per_use_by_rights(want) {
             return Decision::ForOneUse(why);
         }
+        if attempt.is_for_this_use {
+            return Decision::Rent(0);
+        }
         let is_unasked = attempt.begun.uses == Uses::Unknown && !want.terms.vouched;
         let verdict = match attempt.begun.uses {
             Uses::One => return Decision::ForOneUse(PerUse::Asked),
@@ -702,7 +716,8 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
     }
 
     /// The range to be registered and kept for a use of `want`, which is not kept and which the caller can
-    /// do without at these costs. If there is none, what it costs counts as paid.
+    /// do without at these costs. If there is none, what it costs counts as paid. Where more than was asked for was refused once,
+    /// it is what was asked for that pays.
     pub(crate) fn worth_keeping(
         self,
         want: &Want,
@@ -711,14 +726,19 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         if self.0.config.keep == Keep::Never {
             return Ok(None);
         }
-        let range = self.widest_served(want);
+        let (widest, pages) = (self.widest_served(want), self.pages_of(want));
         // What is never kept has no account: it is leased where a use alone costs hardly more than doing without.
         if self.per_use_by_rights(want).is_some() {
-            return Ok(costs.is_keeping_harmless().then_some(range));
+            return Ok(costs.is_keeping_harmless().then_some(widest));
         }
         let terms = self.granted(want);
-        let pays = self.0.locked(|writer| writer.admission.pays(range, terms, costs))?;
-        Ok(pays.then_some(range))
+        self.0
+            .locked(|writer| {
+                let is_narrow = writer.admission.was_refused(widest, terms);
+                let range = if is_narrow { pages } else { widest };
+                writer.admission.pays(range, terms, costs).then_some(range)
+            })
+            .map_err(GetError::from)
     }
 
     /// What was to be kept cannot be had.
@@ -821,9 +841,14 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         needless.sort_unstable();
         needless.dedup();
         for &number in &needless {
-            // One of the same range, with fewer rights, gives its account over to the new one.
+            let gives_over = |old: &Region<R::Handle>, new: &Region<R::Handle>| {
+                let is_one_account = old.range() == Some(flight.range)
+                    && !writer.admission.is_bought_alone(flight.range, old.terms());
+                is_one_account && new.bought_hits().is_none()
+            };
+            // One of the same range and account, with fewer rights, gives its hits over to the new one.
             match self.0.region(number).zip(self.0.region(flight.number)) {
-                Some((old, new)) if old.range() == Some(flight.range) => {
+                Some((old, new)) if gives_over(old, new) => {
                     old.take_bought().into_iter().for_each(|hits| new.set_bought(hits));
                 }
                 _ => self.0.note_kept_no_more(writer, number),
