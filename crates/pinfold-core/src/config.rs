@@ -53,7 +53,8 @@ pub enum Keep {
 /// What a `get` does when the budget is spent on regions in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WhenFull {
-    /// It fails with [`Exhausted`](crate::Exhausted): the budget is never exceeded.
+    /// It fails with [`Exhausted`](crate::Exhausted): nothing that is kept exceeds the budget. A registration for one use counts
+    /// what was planned for it; where its pages become part of a huge one at that moment, the system counts more while it lives.
     #[default]
     Refuse,
     /// It registers for that one use, past the budget; the device's own limits still hold.
