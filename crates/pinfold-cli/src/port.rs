@@ -124,7 +124,7 @@ pub(crate) type PortLease<'p> = Lease<'p, PortRegistrar, AnyMonitor>;
 /// The registrar of all caches and pools over devices of the command: they are compiled once.
 pub(crate) type PortRegistrar = Arc<Audited>;
 
-/// One whose pages nobody looks at.
+/// A registrar without a ledger: the pages of its registrations are not compared.
 pub(crate) fn unaudited(registrar: AnyRegistrar) -> PortRegistrar {
     Arc::new(Audited::new(registrar, None))
 }
