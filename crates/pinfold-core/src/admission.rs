@@ -57,7 +57,8 @@
 //! **Where the bounds do not hold.**
 //!
 //! - Costs are learnt, and change; the bounds are those of costs that stay, and that ranges of about one length have in common:
-//!   where fresh memory is registered beside memory that was used, what its first pages cost is shared by both. Also what is looked
+//!   where fresh memory is registered beside memory that was used, what its first pages cost is shared by both, and so is what a
+//!   device takes to refuse the wider range around some of them. Also what is looked
 //!   at behind a change of any memory counts as rent, though a hit behind one looks as well: where programs change memory before
 //!   each use, keeping spares less than that.
 //! - What a hit of a part spares is an estimate, by its bytes and by what the cheapest registration costs; and a hit of a caller
@@ -81,7 +82,10 @@
 //! So what is paid in a set buys something there in the end, and each range's uses have their part in it, however many share it:
 //! where none changes, all are kept in the end. On average a purchase still follows rents of its price, where those of a set have
 //! like prices: dear ranges that were rented, and are used no more, are in the way of cheap ones until these have paid as much.
-//! What a range's purchases were worth is forgotten with its place.
+//! What a range's purchases were worth is forgotten with its place. Rights that were refused need a place of their own, and so do
+//! the bytes that were asked for besides the wider range around them. In a full set a refusal takes it without dice: from others that
+//! were refused; where there are none, from any, so that many ranges whose refusals take no time, beside dear ones of the same set,
+//! may keep these from being bought. The end of a region whose account is forgotten may be told to another account of its range.
 //!
 //! [2]: https://doi.org/10.1109/INFOCOM.2017.8057075
 

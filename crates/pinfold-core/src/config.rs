@@ -53,7 +53,7 @@ pub enum Keep {
 /// What a `get` does when the budget is spent on regions in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WhenFull {
-    /// It fails with [`Exhausted`](crate::Exhausted): nothing that is kept exceeds the budget. A registration for one use counts
+    /// It fails with [`Exhausted`](crate::Exhausted): what is newly kept does not exceed the budget. A registration for one use counts
     /// what was planned for it; where its pages become part of a huge one at that moment, the system counts more while it lives.
     #[default]
     Refuse,

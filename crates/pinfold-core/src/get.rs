@@ -161,10 +161,10 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
         let Some(range) = Miss(self.shared).worth_keeping(&want, costs)? else { return Ok(None) };
         let shared = self.shared;
         // SAFETY: the caller's promise.
-        let lease = unsafe { Self { uses: Uses::Worth(costs), ..self }.get() };
+        let lease = unsafe { Self { uses: Uses::Worth(costs, range), ..self }.get() };
         // Suspended, nothing was tried: what was paid is there when it goes on.
         let is_had = match &lease {
-            Ok(lease) => lease.is_cached(),
+            Ok(lease) => lease.is_cached() && lease.registered() == range,
             Err(error) => matches!(error, GetError::Suspended { .. }),
         };
         if !is_had {

@@ -38,8 +38,8 @@ pub(crate) enum Uses {
     One,
     /// There will be many.
     Many,
-    /// It was asked already whether keeping it pays, at these costs, and it does.
-    Worth(UseCosts),
+    /// It was asked already whether keeping it pays, at these costs, and to keep this range does.
+    Worth(UseCosts, AddressRange),
 }
 
 /// What is decided of a registration before it is made.
@@ -49,7 +49,8 @@ enum Decision {
     /// The same, because keeping it has not paid yet: so much is paid for it.
     Rent(u64),
     Keep,
-    /// The same, unasked: because that seems harmless, because all is kept, or for other rights than those that were bought.
+    /// The same, though no caller asked for it: because that seems harmless, because all is kept, or for other rights than those
+    /// that were bought.
     KeepUnasked,
     /// The same, on its own account, which is told of its hits when that is over.
     Buy(HitCount),
@@ -174,7 +175,7 @@ struct Attempt {
     is_narrow: bool,
     /// What the system counted for the registration before, if that was more than was planned: as much is planned for.
     counted: Amount,
-    /// What was to be kept unasked counts more than there is room for: it is registered for this use.
+    /// What was to be kept, though no caller asked for it, counts more than there is room for: it is registered for this use.
     is_for_this_use: bool,
     /// Whether it is measured what this round takes.
     is_sampled: bool,
@@ -256,6 +257,9 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         mut attempt: Attempt,
     ) -> Result<Lease<'c, R, M>, GetError> {
         let terms = self.granted(want);
+        // The range that was paid for.
+        let pages = self.pages_of(want);
+        attempt.is_narrow = matches!(attempt.begun.uses, Uses::Worth(_, range) if range == pages);
         let mut recalls = Recalls::new();
         // What was to be kept, was not had, and is tried again.
         let mut retracted = None;
@@ -679,19 +683,20 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             return Decision::Rent(0);
         }
         let is_unasked = attempt.begun.uses == Uses::Unknown && !want.terms.vouched;
+        let is_worth = matches!(attempt.begun.uses, Uses::Worth(..));
         let verdict = match attempt.begun.uses {
             Uses::One => return Decision::ForOneUse(PerUse::Asked),
             Uses::Unknown if is_unasked => self.verdict(writer, terms, range),
-            Uses::Worth(costs) => writer.admission.buy(range, terms, costs),
+            Uses::Worth(costs, _) => writer.admission.buy(range, terms, costs),
             _ => Verdict::Keep,
         };
         match verdict {
             Verdict::Rent(rent) => Decision::Rent(rent),
-            Verdict::Keep if is_unasked => Decision::KeepUnasked,
+            Verdict::Keep if is_unasked || is_worth => Decision::KeepUnasked,
             Verdict::Keep => Decision::Keep,
             Verdict::Buy => {
                 // What a caller can do instead, to copy for example, takes as long as there are bytes.
-                let is_callers = matches!(attempt.begun.uses, Uses::Worth(_));
+                let is_callers = is_worth;
                 let halvings = if is_callers { u32::MAX } else { writer.costs.halvings(range) };
                 Decision::Buy(HitCount::for_use_of(want.range.len(), halvings))
             }

@@ -1184,3 +1184,51 @@ fn what_can_be_had_for_one_use_is_not_refused_because_it_cannot_be_kept() {
         }
     }
 }
+
+/// One who can do without, once for each life. The wider range around the bytes could not be had once, and can since.
+#[test]
+fn what_could_not_be_had_once_is_judged_by_the_range_that_was_paid_for() {
+    let costs = Costs { block: 4, check: 10, ..PLAIN };
+    let world = World::new(costs, Keep::WhenItPays);
+    let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
+    let uses = |world: &World| {
+        // SAFETY: as in `uses`.
+        let lease = unsafe { world.request(pages(0, 1), Access::READ).get_if_worth(own) }.unwrap();
+        if lease.is_none() {
+            spend(own.per_use);
+        }
+        lease.is_some_and(|lease| lease.is_cached())
+    };
+    world.space.unmap(pages(3, 1));
+    assert!((0..100).any(|_| uses(&world)));
+    world.space.map(pages(3, 1), Protection::ReadWrite);
+    world.changes(pages(0, 1));
+    let kept = (0..1_000).filter(|_| {
+        let is_kept = uses(&world);
+        world.changes(pages(0, 1));
+        is_kept
+    });
+    let kept = kept.count();
+    assert!(kept < 30, "{kept}");
+}
+
+/// The same where a lease is hardly dearer than to do without, and the device takes its time to refuse the wider range.
+#[test]
+fn what_cannot_be_had_around_the_bytes_is_tried_ever_more_seldom() {
+    fn by_length(range: AddressRange) -> u64 {
+        if range.len() == PAGE_BYTES { 1_000 } else { 50_000 }
+    }
+    let costs = Costs { register: by_length, block: 4, change: 0, check: 10, ..PLAIN };
+    let world = World::new(costs, Keep::WhenItPays);
+    world.space.unmap(pages(3, 1));
+    let bill = cost_in(&world, |world| {
+        let own = UseCosts { per_use: 2_500, hit: 10, keeping: 2_600 };
+        let request = world.request(pages(0, 1), Access::READ);
+        // SAFETY: as in `uses`.
+        if unsafe { request.get_if_worth(own) }.unwrap().is_none() {
+            spend(own.per_use);
+        }
+        world.changes(pages(0, 1));
+    });
+    assert!(bill < 4_000, "{bill}");
+}

@@ -76,6 +76,10 @@ unsafe impl Registrar for Audited {
         self.inner.translation()
     }
 
+    fn pinned_limit(&self) -> Option<usize> {
+        self.inner.pinned_limit()
+    }
+
     unsafe fn register(
         &self,
         range: AddressRange,
