@@ -225,7 +225,8 @@ pub enum PerUse {
     Unindexed,
     /// The caller asked for one use ([`GetRequest::once`](crate::GetRequest::once)).
     Asked,
-    /// Keeping it has not paid yet, or [`Config::keep`](crate::Config::keep) says that nothing is kept.
+    /// Keeping it has not paid yet, or [`Config::keep`](crate::Config::keep) says that nothing is kept; or the system counts more for
+    /// it than was planned and than there is room for, so that it is registered for this use alone.
     NotAdmitted,
 }
 
