@@ -300,9 +300,9 @@ impl Admission {
         }
     }
 
-    /// `range`, which was bought, is not kept any more for these rights; its hits were worth so many parts of [`USE`]. That tells whether it was
-    /// bought in vain. What was paid is forgotten, and what the uses spared is paid instead, if it is what keeping cost at least.
-    /// Nothing happens where the range is not bought.
+    /// `range`, which was bought, is not kept any more for these rights; its hits were worth so many parts of [`USE`]. That tells
+    /// whether it was bought in vain. What was paid is forgotten, and what the uses spared is paid instead, if it is what keeping cost
+    /// at least. Nothing happens where the range is not bought.
     pub(crate) fn end(&mut self, range: AddressRange, terms: Terms, hits: u64) {
         let Some(account) = self.bought(range, terms) else { return };
         let Some(Purchase { price, rent }) = account.bought.take() else { return };

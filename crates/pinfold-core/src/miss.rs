@@ -696,8 +696,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             Verdict::Keep => Decision::Keep,
             Verdict::Buy => {
                 // What a caller can do instead, to copy for example, takes as long as there are bytes.
-                let is_callers = is_worth;
-                let halvings = if is_callers { u32::MAX } else { writer.costs.halvings(range) };
+                let halvings = if is_worth { u32::MAX } else { writer.costs.halvings(range) };
                 Decision::Buy(HitCount::for_use_of(want.range.len(), halvings))
             }
         }
@@ -846,12 +845,12 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         needless.sort_unstable();
         needless.dedup();
         for &number in &needless {
+            // One of the same range and account, with fewer rights, gives its hits over to the new one.
             let gives_over = |old: &Region<R::Handle>, new: &Region<R::Handle>| {
                 let is_one_account = old.range() == Some(flight.range)
                     && !writer.admission.is_bought_alone(flight.range, old.terms());
                 is_one_account && new.bought_hits().is_none()
             };
-            // One of the same range and account, with fewer rights, gives its hits over to the new one.
             match self.0.region(number).zip(self.0.region(flight.number)) {
                 Some((old, new)) if gives_over(old, new) => {
                     old.take_bought().into_iter().for_each(|hits| new.set_bought(hits));
