@@ -673,6 +673,17 @@ fn what_is_never_kept_keeps_nothing_else_from_being_kept() {
     }
 }
 
+/// How many of 2,000 gets of a page are refused.
+fn gets_refused(world: &World) -> usize {
+    let gets = (0..2_000).filter(|_| {
+        // SAFETY: as in `uses`.
+        let refused = unsafe { world.request(pages(0, 1), Access::READ).get() }.is_err();
+        world.cache.reclaim();
+        refused
+    });
+    gets.count()
+}
+
 /// The kernel counts more than was planned as soon as it is registered, and there is no room for that.
 #[test]
 fn what_counts_more_than_there_is_room_for_is_bought_ever_more_seldom() {
@@ -681,13 +692,7 @@ fn what_counts_more_than_there_is_room_for_is_bought_ever_more_seldom() {
         let costs = Costs { watch: |_| 50_000, change: 5_000, check: 10, ..PLAIN };
         let config = Config { when_full, max_bytes: 8 * PAGE_BYTES, ..Config::default() };
         let world = World::with(costs, config, DeviceConfig::default());
-        let is_refused = || {
-            // SAFETY: as in `uses`.
-            let refused = unsafe { world.request(pages(0, 1), Access::READ).get() }.is_err();
-            world.cache.reclaim();
-            refused
-        };
-        let refused = (0..2_000).filter(|_| is_refused()).count();
+        let refused = gets_refused(&world);
         let watched = world.monitor.watch_calls();
         assert!((1..80).contains(&watched), "{watched}, {when_full:?}");
         assert_eq!(refused, 0, "{when_full:?}");
@@ -847,13 +852,7 @@ fn what_seems_harmless_and_counts_more_is_remembered() {
     for when_full in [WhenFull::RegisterPerUse, WhenFull::Refuse] {
         let config = Config { when_full, max_bytes: 8 * PAGE_BYTES, ..Config::default() };
         let world = World::with(costs, config, DeviceConfig::default());
-        let refused = (0..2_000).filter(|_| {
-            // SAFETY: as in `uses`.
-            let refused = unsafe { world.request(pages(0, 1), Access::READ).get() }.is_err();
-            world.cache.reclaim();
-            refused
-        });
-        assert_eq!(refused.count(), 0, "{when_full:?}");
+        assert_eq!(gets_refused(&world), 0, "{when_full:?}");
         let watched = world.monitor.watch_calls();
         assert!((1..300).contains(&watched), "{watched}, {when_full:?}");
     }
@@ -924,7 +923,7 @@ fn reads_kept_beside(costs: Costs, refused: impl Fn(&World)) -> usize {
     turns.count()
 }
 
-fn is_refused(world: &World, access: Access) {
+fn refuses(world: &World, access: Access) {
     // SAFETY: as in `uses`.
     assert!(unsafe { world.request(pages(0, 1), access).get() }.is_err());
 }
@@ -935,8 +934,8 @@ fn different_rights_that_are_refused_keep_nothing_else_from_being_kept() {
     for change in (28_000..36_000).step_by(200) {
         let costs = Costs { check: 10, change, ..PLAIN };
         let kept = reads_kept_beside(costs, |world| {
-            is_refused(world, Access::WRITE);
-            is_refused(world, Access::READ_WRITE);
+            refuses(world, Access::WRITE);
+            refuses(world, Access::READ_WRITE);
         });
         assert!(kept > 800, "{kept}, {change}");
     }
@@ -964,7 +963,7 @@ fn what_is_refused_behind_purchases_that_paid_costs_no_purchase() {
     world.space.map(pages(0, 1), Protection::ReadOnly);
     let life = |is_first: bool| {
         if !is_first {
-            is_refused(&world, Access::WRITE);
+            refuses(&world, Access::WRITE);
         }
         let kept = (0..200).filter(|_| world.reads(pages(0, 1))).count();
         world.space.unmap(pages(0, 1));
@@ -996,13 +995,7 @@ fn what_counts_more_than_there_is_room_for_is_tried_seldom_whatever_others_paid(
             let lease = unsafe { world.request(pages(page, 1), Access::READ).get_if_worth(dear) };
             assert!(lease.unwrap().is_none());
         }
-        let refused = (0..2_000).filter(|_| {
-            // SAFETY: as in `uses`.
-            let refused = unsafe { world.request(pages(0, 1), Access::READ).get() }.is_err();
-            world.cache.reclaim();
-            refused
-        });
-        assert_eq!(refused.count(), 0, "{others}");
+        assert_eq!(gets_refused(&world), 0, "{others}");
         let watched = world.monitor.watch_calls();
         assert!((1..300).contains(&watched), "{watched}, {others}");
     }
