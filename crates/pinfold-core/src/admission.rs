@@ -69,6 +69,9 @@
 //!   then on its rights have an account of their own: they spend what their own uses cost and nothing that others paid, and pay for
 //!   no others. The bounds hold for each of these accounts, as long as they have a place. What was paid together until then others
 //!   pay once more.
+//! - Where a caller that can do without could not have the wider range that the registrar names, and could have the bytes alone,
+//!   these are bought alone for a while: for `PARTS` purchases, and twice as many for each doubling. Then the wider range is paid for
+//!   and tried again. That adds an eighth to what these purchases cost, or the wider range had to wait for so many of them.
 //! - Where a range that cannot be watched takes many times as long to say so as ranges of its length take to be watched, each of its
 //!   purchases costs more than was thought: what is learnt is the length's, and a figure counts as four times the average.
 //! - Ranges that overlap are ranges of their own, and each pays its own price: uses of ever other parts of a buffer are rented
@@ -99,6 +102,8 @@ const WAYS: usize = 8;
 const SETS: usize = 256;
 /// So often is the price doubled that is paid in rents before the next purchase.
 const MOST_PATIENCE: u8 = 3;
+/// So many parts of a range are bought before the whole is tried again that could not be had, and twice as many for each doubling.
+const PARTS: u8 = 8;
 /// 2^64 by the golden ratio.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// What keeping may cost beyond renting for a range to be kept from its first use: one part in so many.
@@ -121,10 +126,10 @@ impl UseCosts {
         self.per_use.saturating_sub(self.hit)
     }
 
-    /// Whether keeping costs hardly more than renting once.
+    /// Whether keeping costs hardly more than renting once, and a hit spares something.
     pub(crate) const fn is_keeping_harmless(self) -> bool {
         let surcharge = self.keeping.saturating_sub(self.rent());
-        surcharge <= self.per_use / HARMLESS
+        self.rent() > 0 && surcharge <= self.per_use / HARMLESS
     }
 }
 
@@ -162,6 +167,8 @@ struct Account {
     has_paid: bool,
     /// The rights whose own account this is, because they could not be had once; `None` if it is of all that have none.
     own_of: Option<Terms>,
+    /// So many parts of the range are bought before it is tried as a whole again.
+    parts: u8,
 }
 
 /// What keeping a range cost, and what each use spares since.
@@ -210,7 +217,7 @@ impl Admission {
     }
 
     /// Keeps `range`, where keeping it [pays](Self::pays): it is bought, if its account has paid for that. If it is bought
-    /// already, what was paid for it and since pays for other rights once, and is spent.
+    /// already, what was paid for it and since pays for other rights once: [`spend`](Self::spend) it when they have it.
     pub(crate) fn buy(&mut self, range: AddressRange, terms: Terms, costs: UseCosts) -> Verdict {
         let (rent, price) = (costs.rent(), costs.keeping);
         if rent == 0 || self.is_harmless(range, terms, costs) {
@@ -218,10 +225,7 @@ impl Admission {
         }
         match self.account(range, terms).filter(|account| account.has_paid_for(price)) {
             // For other rights, which is paid for, too.
-            Some(account) if account.bought.is_some() && account.own_of.is_none() => {
-                account.paid = 0;
-                Verdict::Keep
-            }
+            Some(account) if account.is_bought_in_common() => Verdict::Keep,
             Some(account) => {
                 // Of what these rights bought before, the end was not told: another region serves them, or did.
                 if account.bought.replace(Purchase { price, rent }).is_some() {
@@ -245,11 +249,6 @@ impl Admission {
         set.is_some_and(|set| place_of(set, range, terms).is_some_and(|it| set[it].patience > 0))
     }
 
-    /// Whether these rights of `range` were refused once, so that their account is their own.
-    pub(crate) fn was_refused(&self, range: AddressRange, terms: Terms) -> bool {
-        self.own(range, terms).is_some()
-    }
-
     /// Whether these rights were bought with an account of their own, which is told of their hits alone.
     pub(crate) fn is_bought_alone(&self, range: AddressRange, terms: Terms) -> bool {
         self.own(range, terms).is_some_and(|account| account.bought.is_some())
@@ -258,6 +257,30 @@ impl Admission {
     fn own(&self, range: AddressRange, terms: Terms) -> Option<&Account> {
         let set = self.sets.get(set_of(range))?;
         set.iter().find(|account| account.range == Some(range) && account.own_of == Some(terms))
+    }
+
+    /// What was kept for other rights than those that were bought is had, or cannot be had: what was paid for it is spent.
+    pub(crate) fn spend(&mut self, range: AddressRange, terms: Terms) {
+        let account = self.account(range, terms).filter(|account| account.is_bought_in_common());
+        account.into_iter().for_each(|it| it.paid = 0);
+    }
+
+    /// Where `range` could not be had, and the part of it that was asked for could: parts are bought from now on, for a while that
+    /// is longer the more often that was in vain.
+    pub(crate) fn part(&mut self, range: AddressRange, terms: Terms) {
+        let account = self.account(range, terms).filter(|account| account.own_of.is_some());
+        account.into_iter().for_each(|it| it.parts = PARTS << it.patience);
+    }
+
+    /// Whether parts of `range` are bought, and not the whole.
+    pub(crate) fn is_parted(&self, range: AddressRange, terms: Terms) -> bool {
+        self.own(range, terms).is_some_and(|account| account.parts > 0)
+    }
+
+    /// A part of it is bought.
+    pub(crate) fn note_part(&mut self, range: AddressRange, terms: Terms) {
+        let account = self.account(range, terms);
+        account.into_iter().for_each(|it| it.parts = it.parts.saturating_sub(1));
     }
 
     /// What was to be rented for so much could not be had: nothing was paid.
@@ -278,6 +301,7 @@ impl Admission {
     ///
     /// To say so twice does nothing.
     pub(crate) fn refuse(&mut self, range: AddressRange, terms: Terms) {
+        self.spend(range, terms);
         let set = self.sets.made(set_of(range), || [Account::FREE; WAYS]);
         let found = place_of(set, range, terms);
         let is_theirs = |account: &Account| account.own_of.is_some() || account.bought.is_none();
@@ -292,7 +316,8 @@ impl Admission {
         let Some(place) = place else { return };
         let account = &mut set[place];
         let had = if found == Some(place) { *account } else { Account::of(range) };
-        let is_told = had.own_of.is_some() && had.paid == 0 && had.bought.is_none();
+        let is_refused = had.own_of.is_some() && had.patience > 0;
+        let is_told = is_refused && had.paid == 0 && had.bought.is_none();
         if !is_told {
             let bought = None;
             *account = Account { own_of: Some(terms), has_paid: false, bought, ..had };
@@ -327,8 +352,15 @@ impl Admission {
 }
 
 impl Account {
-    const FREE: Self =
-        Self { range: None, paid: 0, bought: None, patience: 0, has_paid: false, own_of: None };
+    const FREE: Self = Self {
+        range: None,
+        paid: 0,
+        bought: None,
+        patience: 0,
+        has_paid: false,
+        own_of: None,
+        parts: 0,
+    };
 
     const fn of(range: AddressRange) -> Self {
         Self { range: Some(range), ..Self::FREE }
@@ -336,6 +368,11 @@ impl Account {
 
     fn has_paid_for(&self, price: u64) -> bool {
         self.paid >> self.patience > price
+    }
+
+    /// Whether what was bought is kept for some of the rights that share it.
+    fn is_bought_in_common(&self) -> bool {
+        self.bought.is_some() && self.own_of.is_none()
     }
 
     /// Whether it may be the account of these rights.

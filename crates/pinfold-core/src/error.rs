@@ -244,7 +244,9 @@ impl fmt::Display for PerUse {
                 f.write_str("the index holds no address so high, or no more regions here")
             }
             Self::Asked => f.write_str("it was asked for one use"),
-            Self::NotAdmitted => f.write_str("it was not used often enough for keeping it to pay"),
+            Self::NotAdmitted => f.write_str(
+                "keeping it has not paid yet, or there is no room for all that it counts",
+            ),
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::admission::UseCosts;
 use crate::error::GetError;
 use crate::events::Checkup;
 use crate::lease::{Lease, Parts};
-use crate::miss::{Answer, Begun, Miss, Uses};
+use crate::miss::{Answer, Begun, Miss, Uses, Worth};
 use crate::monitor::{Lost, Monitor};
 use crate::region::{Ask, Terms, Want};
 use crate::registrar::Registrar;
@@ -129,8 +129,9 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
 
     /// For a caller that can do without: copy the bytes, say. The lease where a registration that serves it is
     /// there, or where keeping one pays by now; `None` where doing without is cheaper still. What this use then
-    /// costs counts as paid for these bytes, in the one [account](crate::admission) that the cache keeps of
-    /// them.
+    /// costs counts as paid for the range that would be registered for these bytes, in the [account](crate::admission) into
+    /// which gets of that range with these rights pay, too. All rights have that in common until they are refused; those that
+    /// were have one of their own.
     ///
     /// `costs` are the caller's: `per_use` is what it does without the lease. Where they say that nothing is
     /// cheaper than that, nothing is asked. The lease's registration may yet not be
@@ -140,8 +141,8 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
     /// keeping, or dearer, by `costs`.
     ///
     /// [`Keep::Never`](crate::Keep::Never) keeps nothing; otherwise what [`Config::keep`](crate::Config::keep) says
-    /// decides nothing here. Costs what a hit costs where there is one, otherwise the writer's lock and some ten
-    /// nanoseconds more.
+    /// decides nothing here. Costs what a hit costs where there is one, otherwise the writer's lock, a second look there and some
+    /// ten nanoseconds more.
     ///
     /// # Errors
     ///
@@ -158,17 +159,23 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
         let Ask { start, length, terms } = self.ask;
         let want = Want::new(start, length, terms)?;
         Miss(self.shared).check_length(&want)?;
-        let Some(range) = Miss(self.shared).worth_keeping(&want, costs)? else { return Ok(None) };
+        let range = match Miss(self.shared).worth_keeping(&want, costs)? {
+            Worth::There(lease) => return Ok(Some(lease)),
+            Worth::Keeping(range) => range,
+            Worth::Nothing => return Ok(None),
+        };
         let shared = self.shared;
         // SAFETY: the caller's promise.
         let lease = unsafe { Self { uses: Uses::Worth(costs, range), ..self }.get() };
-        // Suspended, nothing was tried: what was paid is there when it goes on.
+        let is_kept = lease.as_ref().is_ok_and(Lease::is_cached);
         let is_had = match &lease {
-            Ok(lease) => lease.is_cached() && lease.registered() == range,
+            // Another thread may have registered more meanwhile.
+            Ok(lease) => is_kept && lease.registered().contains(&range),
+            // Nothing was tried: what was paid is there when it goes on.
             Err(error) => matches!(error, GetError::Suspended { .. }),
         };
         if !is_had {
-            Miss(shared).note_not_worth(&want, range)?;
+            Miss(shared).note_not_worth(&want, range, is_kept)?;
         }
         lease.map(Some)
     }

@@ -108,6 +108,15 @@ enum Step<'c, R: Registrar, M: Monitor> {
     Register(Enlisted<'c, R, M>),
 }
 
+/// What there is for a caller that can do without.
+pub(crate) enum Worth<'c, R: Registrar, M: Monitor> {
+    /// What is registered already.
+    There(Lease<'c, R, M>),
+    /// Nothing yet, but to register this range and keep it pays.
+    Keeping(AddressRange),
+    Nothing,
+}
+
 /// Which budget is spent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
@@ -719,30 +728,34 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         }
     }
 
-    /// The range to be registered and kept for a use of `want`, which is not kept and which the caller can
-    /// do without at these costs. If there is none, what it costs counts as paid. Where more than was asked for was refused once,
-    /// it is what was asked for that pays.
+    /// What there is for a use of `want` that no hit found, and that the caller can do without at these costs. If there is nothing,
+    /// what it costs counts as paid. Where more than was asked for was refused, it is what was asked for that pays, for a while.
     pub(crate) fn worth_keeping(
         self,
         want: &Want,
         costs: UseCosts,
-    ) -> Result<Option<AddressRange>, GetError> {
-        if self.0.config.keep == Keep::Never {
-            return Ok(None);
-        }
+    ) -> Result<Worth<'c, R, M>, GetError> {
         let (widest, pages) = (self.widest_served(want), self.pages_of(want));
-        // What is never kept has no account: it is leased where a use alone costs hardly more than doing without.
-        if self.per_use_by_rights(want).is_some() {
-            return Ok(costs.is_keeping_harmless().then_some(widest));
-        }
         let terms = self.granted(want);
-        self.0
-            .locked(|writer| {
-                let is_narrow = writer.admission.was_refused(widest, terms);
-                let range = if is_narrow { pages } else { widest };
-                writer.admission.pays(range, terms, costs).then_some(range)
-            })
-            .map_err(GetError::from)
+        let is_kept = self.0.config.keep != Keep::Never;
+        // What is never kept has no account: it is leased where a use alone costs hardly more than doing without.
+        let is_judged = self.per_use_by_rights(want).is_none();
+        let worth = self.0.locked(|writer| {
+            // What is idle, and about to be evicted, no hit has found. All that changed before this get is applied.
+            let found = if writer.is_cut() { None } else { self.hit_locked(writer, want) };
+            if let Some(lease) = found {
+                return Worth::There(lease);
+            }
+            let range = match (is_kept, is_judged) {
+                (false, _) => None,
+                (true, false) => costs.is_keeping_harmless().then_some(widest),
+                (true, true) => pays(writer, terms, costs, [widest, pages]),
+            };
+            range.map_or(Worth::Nothing, Worth::Keeping)
+        })?;
+        // A callback that became due may have forked: the lease is the parent's.
+        self.refuse_child()?;
+        Ok(worth)
     }
 
     /// What was to be kept cannot be had.
@@ -751,9 +764,23 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         self.0.locked(|writer| writer.admission.refuse(range, terms))
     }
 
-    /// What was [worth keeping](Self::worth_keeping) cannot be had. What is never kept has no account.
-    pub(crate) fn note_not_worth(self, want: &Want, range: AddressRange) -> Result<(), Forked> {
-        if self.per_use_by_rights(want).is_some() { Ok(()) } else { self.refuse(want, range) }
+    /// What was [worth keeping](Self::worth_keeping) cannot be had, or only a part of it. What is never kept has no account.
+    pub(crate) fn note_not_worth(
+        self,
+        want: &Want,
+        range: AddressRange,
+        is_part_had: bool,
+    ) -> Result<(), Forked> {
+        if self.per_use_by_rights(want).is_some() {
+            return Ok(());
+        }
+        let terms = self.granted(want);
+        self.0.locked(|writer| {
+            writer.admission.refuse(range, terms);
+            if is_part_had {
+                writer.admission.part(range, terms);
+            }
+        })
     }
 
     /// Why a registration of `range`, begun now, must not be kept.
@@ -912,6 +939,23 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         };
         self.0.board.tell_bound(most, bound);
     }
+}
+
+/// Which of the two keeping pays for, by now: the wider range, or what was asked for where the wider one could not be had.
+fn pays(
+    writer: &mut Writer,
+    terms: Terms,
+    costs: UseCosts,
+    [widest, pages]: [AddressRange; 2],
+) -> Option<AddressRange> {
+    let admission = &mut writer.admission;
+    let is_parted = admission.is_parted(widest, terms);
+    let range = if is_parted { pages } else { widest };
+    let pays = admission.pays(range, terms, costs);
+    if pays && is_parted {
+        admission.note_part(widest, terms);
+    }
+    pays.then_some(range)
 }
 
 /// That what is held can be told in one word with `amount` as well.
@@ -1166,8 +1210,13 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
             Miss(shared).keep_per_use(writer, &flight, region, why);
             Lease::of_per_use(shared, region, pin, want.range)
         } else {
-            if let Decision::Buy(hits) = self.decision {
-                region.set_bought(hits);
+            match self.decision {
+                Decision::Buy(hits) => region.set_bought(hits),
+                // Perhaps for other rights than those that were bought.
+                Decision::KeepUnasked => {
+                    writer.admission.spend(self.plan.range, self.plan.terms);
+                }
+                _ => {}
             }
             Miss(shared).supersede(writer, &flight);
             Lease::of_cached(shared, region, pin, want.range)

@@ -79,7 +79,8 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// io_uring pays for the whole of a huge page, however little of it is registered. A cache registers
     /// that once, and serves the rest from it; to register it may bring pages in that the program has not used yet.
     /// Where it registers less all the same (what a caller [vouches](crate::GetRequest::vouched) for, or because the
-    /// rest cannot be registered), all of this counts against its budget.
+    /// rest cannot be registered), all of this counts against its budget. Where the monitor cannot watch all of this, a get keeps
+    /// none of it.
     ///
     /// Asked before a registration and again behind it, of the same range: its memory may have become a huge page in between.
     fn widened(&self, range: AddressRange) -> AddressRange {

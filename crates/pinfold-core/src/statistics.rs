@@ -29,8 +29,8 @@ pub struct Statistics {
     pub deregistration_failures: u64,
     /// Registrations made for one use only.
     pub per_use: u64,
-    /// Of these, those of ranges that were not used often enough yet for keeping them to pay
-    /// ([`Config::keep`](crate::Config::keep)).
+    /// Of these, those of ranges that keeping does not pay for yet, or for which there is no room as long as they count more than
+    /// was planned ([`PerUse::NotAdmitted`]).
     pub not_admitted: u64,
     /// Why the latest of the others was not cached, of those that did not ask for one use.
     pub per_use_reason: Option<PerUse>,
@@ -76,7 +76,7 @@ impl fmt::Display for Statistics {
         )?;
         let seldom = [
             (self.per_use, "registered for one use"),
-            (self.not_admitted, "of those not used often enough to be kept"),
+            (self.not_admitted, "of those not worth keeping yet"),
             (self.registration_failures, "registrations failed"),
             (self.evictions, "evicted"),
             (self.invalidations, "invalidated"),

@@ -1225,3 +1225,187 @@ fn what_cannot_be_had_around_the_bytes_is_tried_ever_more_seldom() {
     });
     assert!(bill < 4_000, "{bill}");
 }
+
+/// One who can do without uses parts of ranges that are kept and idle: the scan for room has said so, and no hit finds them.
+#[test]
+fn what_is_kept_and_about_to_be_evicted_is_paid_for_by_nobody() {
+    let config = Config { max_bytes: 256 * PAGE_BYTES, ..Config::default() };
+    let costs = Costs { check: 10, ..PLAIN };
+    let world = World::with(costs, config, DeviceConfig::default());
+    let keep = |range| {
+        // SAFETY: as in `uses`.
+        drop(unsafe { world.request(range, Access::READ).to_keep().get() }.unwrap());
+    };
+    let dear = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
+    let mut paid = 0;
+    for cycle in 0..100 {
+        (0..64).for_each(|target| keep(pages(4 * target, 4)));
+        keep(pages(1_000 + 100 * (cycle % 30), 80));
+        for target in 0..64 {
+            let request = || world.request(pages(4 * target, 1), Access::READ);
+            // SAFETY: as in `uses`.
+            let lease = unsafe { request().get_if_worth(dear) }.unwrap();
+            let before = world.cache.statistics().registrations;
+            // SAFETY: as in `uses`.
+            drop(unsafe { request().once().get() }.unwrap());
+            let is_there = world.cache.statistics().registrations == before;
+            paid += usize::from(is_there && lease.is_none());
+        }
+        world.changes(pages(1_000, 3_500));
+    }
+    assert_eq!(paid, 0);
+}
+
+/// The device is full at some uses, and makes room: what other rights paid is there when the purchase is tried again.
+#[test]
+fn what_other_rights_paid_is_spent_when_it_is_kept() {
+    let kept_from = |is_filled: bool| {
+        let room = DeviceConfig { max_pinned_bytes: 2 * PAGE_BYTES as u64, ..Default::default() };
+        let costs = Costs { check: 10, ..PLAIN };
+        let world = World::with(costs, Config::default(), room);
+        let held = (0..1_000).find_map(|_| {
+            // SAFETY: as in `uses`.
+            let lease = unsafe { world.request(pages(0, 1), Access::READ).get() }.unwrap();
+            lease.is_cached().then_some(lease)
+        });
+        assert!(held.is_some());
+        (0..2_000).position(|number| {
+            if is_filled && number % 28 == 0 {
+                let other = world.request(pages(9, 1), Access::READ).to_keep();
+                // SAFETY: as in `uses`.
+                drop(unsafe { other.get() }.unwrap());
+            }
+            world.uses(pages(0, 1), Access::WRITE)
+        })
+    };
+    let [never_full, full_at_times] = [false, true].map(kept_from);
+    assert!(never_full.is_some_and(|uses| uses < 100), "{never_full:?}");
+    assert!(full_at_times.is_some_and(|uses| uses < 100), "{full_at_times:?}");
+}
+
+/// All is leased for a while, so that what was worth keeping is refused once.
+#[test]
+fn what_could_not_be_had_once_is_had_as_a_whole_again() {
+    const BLOCKS: usize = 4;
+    let bill = |is_refused: bool| {
+        let costs = Costs { block: 16, check: 10, ..PLAIN };
+        let config = Config { max_bytes: 16 * BLOCKS * PAGE_BYTES, ..Config::default() };
+        let world = World::with(costs, config, DeviceConfig::default());
+        let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
+        let uses = |page| {
+            // SAFETY: as in `uses`.
+            let lease = unsafe { world.request(pages(page, 1), Access::READ).get_if_worth(own) };
+            if !matches!(lease, Ok(Some(_))) {
+                spend(own.per_use);
+            }
+            lease.is_ok()
+        };
+        if is_refused {
+            let all = (0..BLOCKS).map(|block| {
+                let request = world.request(pages(1_600 + 16 * block, 16), Access::READ);
+                // SAFETY: as in `uses`.
+                unsafe { request.once().get() }.unwrap()
+            });
+            let held: Vec<_> = all.collect();
+            assert!((0..100).any(|_| !uses(0)));
+            drop(held);
+            world.cache.reclaim();
+        }
+        let life = || {
+            (0..20).for_each(|_| (0..16).for_each(|page| _ = uses(page)));
+            world.changes(pages(0, 16));
+        };
+        (0..100).for_each(|_| life());
+        let before = world.bill();
+        (0..100).for_each(|_| life());
+        world.bill() - before
+    };
+    let [whole, refused] = [false, true].map(bill);
+    assert!(refused < 2 * whole, "{refused}, {whole} if nothing was refused");
+}
+
+/// The same where a part of the range that is registered at once was unmapped for a while: the parts are tried meanwhile.
+#[test]
+fn what_was_had_in_parts_is_had_as_a_whole_again() {
+    let costs = Costs { block: 16, check: 10, ..PLAIN };
+    let world = World::new(costs, Keep::WhenItPays);
+    let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
+    let life = || {
+        for page in (0..15).cycle().take(15 * 20) {
+            // SAFETY: as in `uses`.
+            let lease = unsafe { world.request(pages(page, 1), Access::READ).get_if_worth(own) };
+            if lease.unwrap().is_none() {
+                spend(own.per_use);
+            }
+        }
+        world.changes(pages(0, 15));
+    };
+    let lives = |count| {
+        let before = world.bill();
+        (0..count).for_each(|_| life());
+        (world.bill() - before) / count
+    };
+    let whole = lives(200);
+    world.space.unmap(pages(15, 1));
+    lives(200);
+    world.space.map(pages(15, 1), Protection::ReadWrite);
+    lives(200);
+    let again = lives(200);
+    assert!(again < 2 * whole, "{again}, {whole} before");
+}
+
+/// Rights that were refused once were bought and paid, then bought in vain, and are refused at each use from then on.
+#[test]
+fn what_is_refused_at_each_use_is_tried_ever_more_seldom_whatever_was_before() {
+    fn register(_: AddressRange) -> u64 {
+        if IS_FULL.get() { 100 } else { 100_000 }
+    }
+    let bill = |keep| {
+        let costs = Costs { register, watch: |_| 10_000, change: 0, check: 10, ..PLAIN };
+        let world = World::new(costs, keep);
+        for page in 9..73 {
+            // SAFETY: as in `uses`.
+            drop(unsafe { world.request(pages(page, 1), Access::READ).once().get() }.unwrap());
+        }
+        let remap = |protection| {
+            world.space.unmap(pages(0, 1));
+            world.space.map(pages(0, 1), protection);
+            world.cache.reclaim();
+        };
+        let write = || world.request(pages(0, 1), Access::READ_WRITE);
+        remap(Protection::ReadOnly);
+        // SAFETY: as in `uses`.
+        assert!(unsafe { write().get() }.is_err());
+        remap(Protection::ReadWrite);
+        // SAFETY: as in `uses`.
+        (0..300).for_each(|_| drop(unsafe { write().get() }.unwrap()));
+        remap(Protection::ReadWrite);
+        let dear = UseCosts { per_use: 10_000, hit: 10, keeping: 40_000 };
+        // SAFETY: as in `uses`.
+        drop(unsafe { write().get_if_worth(dear) }.unwrap());
+        remap(Protection::ReadOnly);
+        IS_FULL.set(true);
+        let before = world.bill();
+        for _ in 0..10_000 {
+            // SAFETY: as in `uses`.
+            assert!(unsafe { write().get() }.is_err());
+        }
+        IS_FULL.set(false);
+        world.bill() - before
+    };
+    let [ours, never] = [Keep::WhenItPays, Keep::Never].map(bill);
+    assert!(ours < never * 5 / 4, "{ours} of {never}");
+}
+
+#[test]
+fn nothing_is_had_where_to_do_without_is_cheaper_than_a_hit() {
+    let world = World::new(PLAIN, Keep::WhenItPays);
+    let costs = UseCosts { per_use: 40, hit: 1_000_000, keeping: 5 };
+    for access in [Access::READ, Access::READ | Access::REMOTE_READ] {
+        for _ in 0..100 {
+            // SAFETY: as in `uses`.
+            let lease = unsafe { world.request(pages(0, 1), access).get_if_worth(costs) };
+            assert!(lease.unwrap().is_none(), "{access:?}");
+        }
+    }
+}
