@@ -1228,7 +1228,7 @@ fn what_cannot_be_had_around_the_bytes_is_tried_ever_more_seldom() {
 
 /// One who can do without uses parts of ranges that are kept and idle: the scan for room has said so, and no hit finds them.
 #[test]
-fn what_is_kept_and_about_to_be_evicted_is_paid_for_by_nobody() {
+fn what_is_kept_and_about_to_be_evicted_costs_no_copy() {
     let config = Config { max_bytes: 256 * PAGE_BYTES, ..Config::default() };
     let costs = Costs { check: 10, ..PLAIN };
     let world = World::with(costs, config, DeviceConfig::default());
