@@ -138,9 +138,12 @@ impl UseCosts {
 pub(crate) enum Verdict {
     /// Register for this use, which counts as so much paid.
     Rent(u64),
-    /// Watch the range and keep its registration. That costs hardly more than to register it for this use, or the range is
-    /// bought already and this is for other rights: its end is not to be reported.
+    /// Watch the range and keep its registration, which costs hardly more than to register it for this use. Its end is not to be
+    /// reported.
     Keep,
+    /// The same, because it is bought already and what was paid for it since pays for other rights, too. That is to be
+    /// [spent](Admission::spend) when it is had.
+    Join,
     /// The same, paid for by what was rented. [`Admission::end`] is to be called when the range is not kept any more.
     Buy,
 }
@@ -225,7 +228,7 @@ impl Admission {
         }
         match self.account(range, terms).filter(|account| account.has_paid_for(price)) {
             // For other rights, which is paid for, too.
-            Some(account) if account.is_bought_in_common() => Verdict::Keep,
+            Some(account) if account.is_bought_in_common() => Verdict::Join,
             Some(account) => {
                 // Of what these rights bought before, the end was not told: another region serves them, or did.
                 if account.bought.replace(Purchase { price, rent }).is_some() {

@@ -49,9 +49,10 @@ enum Decision {
     /// The same, because keeping it has not paid yet: so much is paid for it.
     Rent(u64),
     Keep,
-    /// The same, though no caller asked for it: because that seems harmless, because all is kept, or for other rights than those
-    /// that were bought.
+    /// The same, though no caller asked for it: because that seems harmless, or all is kept.
     KeepUnasked,
+    /// The same, for other rights than those that were bought.
+    Join,
     /// The same, on its own account, which is told of its hits when that is over.
     Buy(HitCount),
 }
@@ -61,7 +62,7 @@ impl Decision {
         match self {
             Self::ForOneUse(why) => Some(why),
             Self::Rent(_) => Some(PerUse::NotAdmitted),
-            Self::Keep | Self::KeepUnasked | Self::Buy(_) => None,
+            Self::Keep | Self::KeepUnasked | Self::Join | Self::Buy(_) => None,
         }
     }
 
@@ -71,7 +72,7 @@ impl Decision {
 
     /// Whether it was in vain if it cannot be had: what a caller asked for is kept on no account.
     const fn is_judged(self) -> bool {
-        matches!(self, Self::Buy(_) | Self::KeepUnasked)
+        matches!(self, Self::Buy(_) | Self::Join | Self::KeepUnasked)
     }
 }
 
@@ -703,6 +704,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             Verdict::Rent(rent) => Decision::Rent(rent),
             Verdict::Keep if is_unasked || is_worth => Decision::KeepUnasked,
             Verdict::Keep => Decision::Keep,
+            Verdict::Join => Decision::Join,
             Verdict::Buy => {
                 // What a caller can do instead, to copy for example, takes as long as there are bytes.
                 let halvings = if is_worth { u32::MAX } else { writer.costs.halvings(range) };
@@ -1212,10 +1214,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         } else {
             match self.decision {
                 Decision::Buy(hits) => region.set_bought(hits),
-                // Perhaps for other rights than those that were bought.
-                Decision::KeepUnasked => {
-                    writer.admission.spend(self.plan.range, self.plan.terms);
-                }
+                Decision::Join => writer.admission.spend(self.plan.range, self.plan.terms),
                 _ => {}
             }
             Miss(shared).supersede(writer, &flight);
