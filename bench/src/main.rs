@@ -1,19 +1,20 @@
-//! What Pinfold's cache costs, compared with UCX's, in one run.
+//! What Pinfold costs, compared with its peers, in one run.
 //!
 //! `cargo run --release -p pinfold-bench --features peers -- [BENCH] [--json]`. Without the
 //! feature `peers` (which needs Debian's `libucx-dev`) ours runs alone.
 //!
-//! What is measured is the cache: the device does nothing, and a monitor's check is one load
-//! except where monitors are compared. Both sides do the same work in turns, in short rounds; a
-//! ratio is the median of the rounds' own ratios, ours to the peer's, and less is better except
+//! What is measured is the cache, mostly: the device does nothing, and a monitor's check is one load
+//! except where monitors, real devices or the library as a whole are measured. Both sides do the same work
+//! in turns, in short rounds; a ratio is the median of the rounds' own ratios, ours to the peer's, and less is better except
 //! for multiples of one thread's throughput (unit "x"), transfers (GiB/s) and shares of hits.
 //!
 //! The order of layers, each using only what stands before it: `machine`, `question`, `null`,
 //! `workload` (our side's parts), `ring` (a real device),
-//! `traces`, `models`, `peer`, `rounds`, `report`, `short_lived`, `neighbour`, then `benches`, a
+//! `traces`, `models`, `peer`, `rounds`, `report`, `short_lived`, `neighbour`, `demand`, then `benches`, a
 //! file each. Transfers are measured by the command's library, `pinfold_cli::transfer`.
 
 mod benches;
+mod demand;
 mod machine;
 mod models;
 mod neighbour;
@@ -37,7 +38,7 @@ use std::time::Duration;
 #[derive(Parser, Debug)]
 #[command(name = "pinfold-bench", version, about = "What Pinfold costs, compared with its peers")]
 struct Arguments {
-    /// What to measure
+    /// What to measure; `all` leaves out what is measured only when named
     #[arg(value_enum, default_value_t = Bench::All)]
     bench: Bench,
     /// Print one JSON object on standard output and nothing else there
@@ -58,6 +59,12 @@ struct Arguments {
     /// Be the process in which UCX's hooks are
     #[arg(long = neighbour::OPTION, hide = true)]
     neighbour: bool,
+    /// Be the program whose demand is measured by `allocator`, and print what it came to
+    #[arg(long = demand::OPTION, hide = true)]
+    demand: Option<demand::Policy>,
+    /// With `allocator`: how long the program rests after each phase, in milliseconds
+    #[arg(long = demand::REST_OPTION, default_value_t = 1000)]
+    rest_ms: u64,
     /// With `hit`, `scale` or `churn`: draw it into this file, on two logarithmic axes; with `--show`, as it was recorded
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -85,17 +92,37 @@ enum Bench {
     Eviction,
     /// Long ranges in step with their registration, and registered by two threads
     Pieces,
-    /// Memory that does not stay, compared with registering it for each use; what watched unmapping takes
+    /// Memory that does not stay, compared with registering it for each use
     Churn,
     /// A pool's buffers, compared with allocators of unregistered memory
     Pool,
     /// What operations cost next to more and more of what they do not touch; fails where that grows
     Scale,
+    /// Making a monitor, a registrar and a cache
+    Startup,
+    /// `munmap` without the library, with it and of watched memory
+    Munmap,
+    /// Registered memory made huge, moved and trimmed under a stream of transfers; fails where a byte is wrong
+    Suspend,
+    /// What it costs, and saves, to have the allocator keep memory; only when named: it takes minutes
+    Allocator,
+    /// What the eBPF programs cost those they watch and those they do not; only when named
+    Ebpf,
+    /// RDMA transfers from pinned pages and from pages on demand; only when named
+    OnDemand,
     /// How long the cache's lock is held at most, whatever there is; fails above 50 us
     #[cfg(feature = "holds")]
     Holds,
-    /// All of them
+    /// All of them, but what is measured only when named
     All,
+}
+
+impl Bench {
+    /// Whether it is measured only when named: it takes minutes, or a privilege with which it burdens every process
+    /// meanwhile, or a device that few machines have.
+    const fn is_only_named(self) -> bool {
+        matches!(self, Self::Allocator | Self::Ebpf | Self::OnDemand)
+    }
 }
 
 #[cfg(feature = "holds")]
@@ -108,9 +135,17 @@ struct Options {
     seed: u64,
     rounds: usize,
     quick: bool,
+    /// How long a program with irregular demand rests after each phase.
+    rest: Duration,
 }
 
 impl Options {
+    fn of(arguments: &Arguments) -> Self {
+        let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..1 << 32));
+        let rest = Duration::from_millis(arguments.rest_ms);
+        Self { seed, rounds: arguments.rounds.into(), quick: arguments.quick, rest }
+    }
+
     /// How often to do what is done `count` times.
     fn scaled(self, count: usize) -> usize {
         if self.quick { count / 100 } else { count }
@@ -134,10 +169,12 @@ impl Options {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let outcome = match &arguments.show {
-        Some(file) => Report::read(file).and_then(|report| show(&report, &arguments)),
-        None if arguments.neighbour => neighbour::serve(),
-        None => peer::keep_hooks_out().and_then(|()| measure(&arguments)),
+    let options = Options::of(&arguments);
+    let outcome = match (&arguments.show, arguments.demand) {
+        (Some(file), _) => Report::read(file).and_then(|report| show(&report, &arguments)),
+        (None, Some(policy)) => demand::serve(policy, options.seed, options.rest),
+        (None, None) if arguments.neighbour => neighbour::serve(),
+        (None, None) => peer::keep_hooks_out().and_then(|()| measure(&arguments, options)),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -148,11 +185,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure(arguments: &Arguments) -> Result<(), String> {
-    let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..1 << 32));
-    let options = Options { seed, rounds: arguments.rounds.into(), quick: arguments.quick };
+fn measure(arguments: &Arguments, options: Options) -> Result<(), String> {
     let mut report = Report::new(arguments.json);
-    report.remark(&format!("seed {seed}"));
+    report.remark(&format!("seed {}", options.seed));
     let plot = arguments.svg.as_ref().map(|_| plot_of(arguments.bench)).transpose()?;
     // What grows is said behind the figures that show it.
     let outcome = run(arguments.bench, options, &mut report);
@@ -201,9 +236,16 @@ fn run(bench: Bench, options: Options, report: &mut Report) -> Result<(), String
         (Bench::Churn, benches::churn::run),
         (Bench::Pool, benches::pool::run),
         (Bench::Scale, benches::scale::run),
+        (Bench::Startup, benches::startup::run),
+        (Bench::Munmap, benches::munmap::run),
+        (Bench::Suspend, benches::suspend::run),
+        (Bench::Allocator, benches::allocator::run),
+        (Bench::Ebpf, benches::ebpf::run),
+        (Bench::OnDemand, benches::on_demand::run),
         #[cfg(feature = "holds")]
         (Bench::Holds, benches::holds::run),
     ];
-    let asked = all.into_iter().filter(|(each, _)| bench == Bench::All || bench == *each);
+    let is_asked = |each: Bench| bench == each || bench == Bench::All && !each.is_only_named();
+    let asked = all.into_iter().filter(|(each, _)| is_asked(*each));
     asked.into_iter().try_for_each(|(_, run)| run(options, report))
 }

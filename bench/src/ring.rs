@@ -10,15 +10,17 @@
 #![allow(unsafe_code)]
 
 use io_uring::{IoUring, opcode, types};
+use pinfold::monitor::Userfaultfd;
 use pinfold::pieces::{self, Completion, Mover, Progress, Request};
 use pinfold::registrar::{BufferIndex, IoUringError};
-use pinfold::{Access, AddressRange, Cache, Lease, Monitor};
+use pinfold::{Access, AddressRange, Cache, Config, Lease, Monitor};
 use pinfold_kernel::descriptor::{allocate, memory_file as new_file};
 use pinfold_kernel::mapping::OwnedMapping;
 use pinfold_kernel::process::page_bytes;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Arc;
 
 /// Which way a ring moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,6 +50,29 @@ pub(crate) fn registrar_of(
 ) -> Result<pinfold::registrar::IoUring, IoUringError> {
     // SAFETY: the bench leaves the tables of its rings to their registrars.
     unsafe { pinfold::registrar::IoUring::new(ring, slots) }
+}
+
+/// Any monitor: the cache over a ring is compiled once.
+pub(crate) type AnyMonitor = Arc<dyn Monitor>;
+
+/// A cache over a ring.
+pub(crate) type RingCache = Cache<pinfold::registrar::IoUring, AnyMonitor>;
+
+/// A monitor of its own, through userfaultfd.
+pub(crate) fn userfaultfd() -> Result<AnyMonitor, String> {
+    let monitor = Userfaultfd::new().map_err(|error| format!("userfaultfd: {error}"))?;
+    Ok(Arc::new(monitor))
+}
+
+/// A cache over `ring`, whose table has `slots` slots.
+pub(crate) fn cache_over(
+    ring: &impl AsRawFd,
+    slots: u32,
+    monitor: AnyMonitor,
+    config: Config,
+) -> Result<RingCache, String> {
+    let registrar = registrar_of(ring, slots).map_err(|error| error.to_string())?;
+    pinfold::cache(registrar, monitor, config).map_err(|error| error.to_string())
 }
 
 impl Ring {
@@ -145,8 +170,7 @@ impl Pages {
 
 /// New private memory, on a boundary of huge pages.
 pub(crate) struct Memory {
-    /// The memory.
-    _mapping: OwnedMapping,
+    mapping: OwnedMapping,
     range: AddressRange,
 }
 
@@ -164,7 +188,22 @@ impl Memory {
         if pages == Pages::Written {
             mapping.fill(0x5a);
         }
-        Ok(Self { _mapping: mapping, range })
+        Ok(Self { mapping, range })
+    }
+
+    /// From now on its pages may become huge ones; a kernel without huge pages leaves them small.
+    pub(crate) fn allow_huge_pages(&self) {
+        let _ = self.mapping.want_huge_pages(true);
+    }
+
+    /// Writes `byte` over all of it.
+    pub(crate) fn fill(&mut self, byte: u8) {
+        self.mapping.fill(byte);
+    }
+
+    /// What it holds.
+    pub(crate) fn contents(&self) -> Vec<u8> {
+        self.mapping.contents()
     }
 
     pub(crate) fn start(&self) -> *const u8 {

@@ -68,7 +68,8 @@ pub(crate) fn compare(
     Ok(Comparison::of_rounds(values, peers))
 }
 
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+/// The middle of `values`, the upper one of two.
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len() / 2).copied()

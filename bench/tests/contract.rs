@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 /// What the program says with one round of `what`.
 fn bench(what: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_pinfold-bench"))
-        .args([what, "--json", "--quick", "--rounds", "1", "--seed", "7"])
+        .args([what, "--json", "--quick", "--rounds", "1", "--seed", "7", "--rest-ms", "0"])
         .output()
         .expect("the program starts")
 }
@@ -174,7 +174,7 @@ fn pieces_are_compared_with_their_slower_part_and_two_threads_with_one() {
 }
 
 #[test]
-fn churn_is_compared_with_registering_for_each_use_and_unmapping_with_unwatched_memory() {
+fn churn_is_compared_with_registering_for_each_use() {
     let Some(lives) = entries("churn", "churn") else { return };
     let (lives, beside): (Vec<_>, Vec<_>) =
         lives.into_iter().partition(|life| life["peer"] == "per_use");
@@ -197,8 +197,60 @@ fn churn_is_compared_with_registering_for_each_use_and_unmapping_with_unwatched_
     assert_eq!(uses_of.len(), ways.len() * 2 * 4, "{cases}: {uses_of:?}");
     let all = uses_of.values().all(|uses| *uses == [1, 2, 8, 32, 128, 1024]);
     assert!(all, "{uses_of:?}");
-    let Some(unmappings) = entries("churn", "munmap") else { return };
-    assert_eq!(params(&unmappings, "bytes"), [4096, 4096, 65536, 65536]);
+}
+
+#[test]
+fn a_start_is_told_by_its_parts() {
+    let Some(starts) = entries("startup", "startup") else { return };
+    assert_eq!(params(&starts, "part"), ["monitor", "registrar", "cache", "all"]);
+}
+
+#[test]
+fn unmapping_is_compared_with_no_library_and_with_memory_that_is_not_watched() {
+    let Some(unmappings) = entries("munmap", "munmap") else { return };
+    let cases = ["not watched", "watched", "watched and registered"];
+    assert_eq!(params(&unmappings, "what"), [cases, cases].concat());
+    assert_eq!(params(&unmappings, "bytes"), [4096, 4096, 4096, 65536, 65536, 65536]);
+    for entry in &unmappings {
+        let is_watched = entry["params"]["what"] != "not watched";
+        let peer = if is_watched { "not watched" } else { "no library" };
+        assert_eq!(entry["peer"], peer, "{entry}");
+    }
+}
+
+#[test]
+fn suspending_is_told_for_each_way_and_nothing_arrives_wrong() {
+    let Some(entries) = entries("suspend", "suspend") else { return };
+    let pauses = entries.iter().filter(|entry| entry["params"]["of"] == "stream's pause");
+    let (mut ways, mut transfers) = (BTreeSet::new(), 0);
+    for entry in pauses {
+        let params = &entry["params"];
+        assert_eq!((&params["wrong"], &params["failed"]), (&0.into(), &0.into()), "{entry}");
+        assert_eq!(entry["peer"], "register", "{entry}");
+        ways.insert(format!("{} {}", params["pages"], params["course"]));
+        transfers += params["transfers"].as_u64().unwrap_or_default();
+    }
+    assert!(ways.len() == 6 && transfers > 0, "{ways:?}, {transfers} transfers");
+}
+
+#[test]
+fn the_price_of_kept_memory_is_compared_with_the_allocators_default() {
+    let Some(entries) = entries("allocator", "allocator") else { return };
+    let of_glibc: Vec<_> =
+        entries.into_iter().filter(|entry| entry["params"]["allocator"] == "glibc").collect();
+    let figure = |name: &str| of_glibc.iter().find(|entry| entry["params"]["figure"] == name);
+    let names = ["resident_peak", "resident_end", "pinned_peak", "budget", "registrations", "hits"];
+    for entry in names.into_iter().filter_map(figure) {
+        assert_eq!(entry["peer"], "default", "{entry}");
+        for side in ["value", "peer_value"] {
+            assert!(entry[side].as_f64().is_some_and(|value| value > 0.0), "{entry}");
+        }
+    }
+    if cfg!(target_env = "gnu") {
+        // Nothing that was registered was taken away.
+        let invalidations = figure("invalidations").map(|entry| &entry["value"]);
+        assert_eq!(invalidations, Some(&0.0.into()), "{of_glibc:?}");
+    }
 }
 
 #[test]

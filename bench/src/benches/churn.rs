@@ -1,7 +1,7 @@
 //! Memory that does not stay: mapped (or allocated), used some times, unmapped (or freed), over and over, by
 //! one thread, by one beside a thread that computes, and by two, compared with registering for each use by two calls
 //! of the registrar, and with UCX's cache and its hooks over a ring; with userfaultfd, and with eBPF where it can be
-//! loaded. And what a watched `munmap` takes compared with one of memory that is not watched.
+//! loaded.
 //!
 //! A cache that is on by default must be harmless for a program that never uses a buffer again.
 
@@ -9,13 +9,13 @@ use crate::Options;
 use crate::neighbour::Neighbour;
 use crate::peer;
 use crate::report::Report;
-use crate::ring::registrar_of;
-use crate::rounds::{compare, nanoseconds};
+use crate::ring::{AnyMonitor, RingCache, cache_over, registrar_of};
+use crate::rounds::compare;
 use crate::short_lived::{Lives, ShortLived, Source};
 use io_uring::IoUring as Ring;
+use pinfold::Config;
 use pinfold::monitor::{Ebpf, Userfaultfd};
 use pinfold::registrar::IoUring;
-use pinfold::{Cache, Config, Monitor, Watch};
 use pinfold_cli::plot::{Axis, Line, Plot};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -23,7 +23,6 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
 
 const SIZES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
 /// Those that a picture shows.
@@ -36,14 +35,6 @@ const TURN_USED_BYTES: usize = 1 << 30;
 const TURN_USES: usize = 5_000;
 const MOST_LIVES: usize = 200;
 const SLOTS: u32 = 1024;
-/// Watched mappings that are unmapped in a turn.
-const UNMAPPINGS: usize = 300;
-
-/// What is done with memory before it is unmapped.
-type Preparation<'p> = dyn Fn(&ShortLived) -> Result<(), String> + 'p;
-
-type AnyMonitor = Arc<dyn Monitor>;
-type TheCache = Cache<IoUring, AnyMonitor>;
 
 /// What a way is compared with.
 const PER_USE: &str = "per_use";
@@ -60,8 +51,8 @@ const PROGRAMS: [(Source, usize, bool); 4] = [
 
 /// The caches over one monitor, and how each is called.
 struct Caches {
-    keeping: (String, TheCache),
-    by_default: (String, TheCache),
+    keeping: (String, RingCache),
+    by_default: (String, RingCache),
 }
 
 impl Caches {
@@ -75,7 +66,7 @@ impl Caches {
     }
 }
 
-/// One figure for each way, size and number of uses; then the price of unmapping. One monitor after the other: while
+/// One figure for each way, size and number of uses. One monitor after the other: while
 /// eBPF's programs are loaded they follow what the caches of another monitor do, too.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
     let ring = match Ring::new(8) {
@@ -92,10 +83,6 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
         Ok(monitor) => {
             let caches = Caches::over("userfaultfd", Arc::new(monitor))?;
             measure(options, report, (&caches, &by_hand), &mut neighbour)?;
-            let (_, keeping) = &caches.keeping;
-            for bytes in [4 << 10, 64 << 10] {
-                unmapping(options, report, keeping, bytes)?;
-            }
         }
     }
     match Ebpf::load() {
@@ -178,48 +165,10 @@ pub(crate) fn plot(report: &Report) -> Plot {
 }
 
 /// A cache with a ring of its own, in which the longest range is one registration.
-fn cache(monitor: AnyMonitor, config: Config) -> Result<TheCache, String> {
+fn cache(monitor: AnyMonitor, config: Config) -> Result<RingCache, String> {
     let ring = Ring::new(8).map_err(|error| format!("no io_uring: {error}"))?;
-    let registrar = registrar_of(&ring, SLOTS).map_err(|error| error.to_string())?;
     let piece_bytes = SIZES.into_iter().max().unwrap_or_default();
-    pinfold::cache(registrar, monitor, Config { piece_bytes, ..config })
-        .map_err(|error| error.to_string())
-}
-
-/// What a watched `munmap` takes, once by the monitor alone and once with a registration to be
-/// given back.
-fn unmapping(
-    options: Options,
-    report: &mut Report,
-    cache: &TheCache,
-    bytes: usize,
-) -> Result<(), String> {
-    let count = options.scaled(UNMAPPINGS).max(3);
-    let each = |prepare: &Preparation<'_>| {
-        let mut took = Duration::ZERO;
-        for _ in 0..count {
-            let memory = ShortLived::new(Source::Map, bytes)?;
-            prepare(&memory)?;
-            let began = Instant::now();
-            drop(memory);
-            took += began.elapsed();
-        }
-        Ok(nanoseconds(took) / count as f64)
-    };
-    let watch = |memory: &ShortLived| match cache.monitor().watch(memory.range()?) {
-        Watch::Covered => Ok(()),
-        Watch::Uncovered(why) => Err(why.to_string()),
-    };
-    let get = |memory: &ShortLived| get(cache, memory);
-    let cases: [(&str, &Preparation<'_>); 2] =
-        [("watched", &watch), ("watched and registered", &get)];
-    for (what, prepare) in cases {
-        let comparison =
-            compare(options.rounds, &mut |_| each(prepare), Some(&mut |_| each(&|_| Ok(()))))?;
-        let params = json!({"what": what, "bytes": bytes});
-        report.add_against("not watched", "munmap", params, "ns", comparison);
-    }
-    Ok(())
+    cache_over(&ring, SLOTS, monitor, Config { piece_bytes, ..config })
 }
 
 /// One size.
@@ -276,6 +225,6 @@ impl Rig<'_> {
 }
 
 /// One use.
-fn get(cache: &TheCache, memory: &ShortLived) -> Result<(), String> {
+fn get(cache: &RingCache, memory: &ShortLived) -> Result<(), String> {
     memory.lease(cache).map(|lease| drop(black_box(lease))).map_err(|error| error.to_string())
 }

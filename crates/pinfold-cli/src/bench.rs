@@ -1,17 +1,13 @@
-//! `pinfold bench`: what transfers, start-up and unmapping cost here.
+//! `pinfold bench`: what transfers cost here, and what the library writes down about this machine: from which length
+//! on pages are exchanged, and what each way to send memory costs. All else is measured by `pinfold-bench`.
 //!
 //! Whatever is compared is measured in one run, in turns: in each round every contender has a turn
 //! of some milliseconds, each round begins with another one, and what is reported of two contenders
 //! is the median of their ratios within a round. A machine that slows down for a while slows all of
 //! them.
 
-mod allocator;
 pub(crate) mod landing;
-mod lifetime;
-mod on_demand;
-mod programs;
 pub(crate) mod strategies;
-mod suspend;
 
 use crate::output::{self, Failure, Output, Verdict};
 use crate::transfer::{self, Scope, Throughput};
@@ -25,7 +21,7 @@ const LONGEST: usize = 256 << 20;
 /// Options of `pinfold bench`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
-    /// What to measure; everything but `allocator` and `strategies`, which take minutes, unless named
+    /// What to measure; everything but `strategies`, which takes minutes, unless named
     what: Option<What>,
     /// How many rounds to take medians of
     #[arg(long, default_value_t = 41, value_parser = clap::value_parser!(u32).range(1..))]
@@ -37,12 +33,6 @@ pub(crate) struct Arguments {
     /// less than 64 MiB is not written down [default: 268435456]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(4096..))]
     longest: Option<u64>,
-    /// Be the program whose demand is measured by `allocator`, and print what it came to
-    #[arg(long, hide = true)]
-    demand: Option<allocator::Policy>,
-    /// How long that program rests after each phase, in milliseconds
-    #[arg(long, default_value_t = 1000)]
-    rest_ms: u64,
 }
 
 /// A group of measurements.
@@ -50,24 +40,12 @@ pub(crate) struct Arguments {
 enum What {
     /// Sending from one buffer over and over, by strategy and size
     Transfer,
-    /// Making a monitor, a registrar and a cache
-    Startup,
-    /// What it costs, and saves, to have the allocator keep memory
-    Allocator,
-    /// `munmap` without the library, with it and of watched memory
-    Munmap,
-    /// What the eBPF programs cost those they watch and those they do not; only when named
-    Ebpf,
     /// From landing pages into the target, by copying and by exchanging pages; named alone, it writes
     /// down from which length on pages are exchanged
     Landing,
     /// Every way to send memory at every length, compared with the one that the library chooses; only when
     /// named, and it writes down what each way costs here
     Strategies,
-    /// Registered memory made huge, moved and trimmed under a stream of transfers
-    Suspend,
-    /// RDMA transfers from pinned pages and from pages on demand; only when named
-    OnDemand,
 }
 
 /// The bench's JSON object.
@@ -89,11 +67,8 @@ pub(crate) struct Bench {
     pub(crate) ratio: Option<f64>,
 }
 
-/// Measures. It holds, unless a transfer failed or moved a wrong byte.
+/// Measures.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
-    if let Some(policy) = arguments.demand {
-        return allocator::demand(policy, arguments.rest_ms).map(|()| Verdict::Held);
-    }
     if arguments.what == Some(What::Strategies) {
         return compare_strategies(arguments, output);
     }
@@ -106,28 +81,11 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
     let wanted = |what| arguments.what.is_none_or(|only| only == what);
     let rounds = arguments.rounds;
     let mut benches = Vec::new();
-    if wanted(What::Startup) {
-        benches.extend(lifetime::startup(rounds)?);
-    }
-    if wanted(What::Munmap) {
-        benches.extend(lifetime::munmap(rounds)?);
-    }
-    // It loads programs, which takes a privilege, and burdens every process meanwhile.
-    if arguments.what == Some(What::Ebpf) {
-        benches.extend(programs::measure(rounds)?);
-    }
-    if arguments.what == Some(What::Allocator) {
-        benches.extend(allocator::measure(arguments.rest_ms, output)?);
-    }
     if wanted(What::Transfer) {
         let scope = Scope::Everything;
         let progress = output.progress(scope.steps(rounds), "transfer");
         let rows = transfer::measure(scope, rounds, &|| progress.advance(1))?;
         benches.extend(rows.iter().map(transfer_row));
-    }
-    // It takes a device that few have.
-    if arguments.what == Some(What::OnDemand) {
-        benches.extend(on_demand::measure(rounds)?);
     }
     if wanted(What::Landing) {
         let cases = landing::measure()?;
@@ -136,15 +94,9 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
             landing::store(&cases, output);
         }
     }
-    let mut held = true;
-    if wanted(What::Suspend) {
-        let (rows, right) = suspend::measure(rounds, output)?;
-        benches.extend(rows);
-        held = right;
-    }
     let report = Report { benches };
     output.report(&report, || for_people(&report));
-    Ok(Verdict::of(held))
+    Ok(Verdict::Held)
 }
 
 fn compare_strategies(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {

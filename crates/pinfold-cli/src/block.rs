@@ -10,7 +10,6 @@
 
 #![allow(unsafe_code)]
 
-use pinfold::{Access, AddressRange, Cache, GetError, Monitor, Registrar};
 use std::alloc::{Layout, alloc, dealloc, realloc};
 use std::io;
 use std::ptr::NonNull;
@@ -155,16 +154,6 @@ impl Drop for Block {
     fn drop(&mut self) {
         self.free();
     }
-}
-
-/// Has a cache register a range: a lease that ends at once leaves it registered and watched.
-pub(crate) fn register_ahead<R: Registrar, M: Monitor>(
-    cache: &Cache<R, M>,
-    range: AddressRange,
-) -> Result<(), GetError> {
-    let start = std::ptr::with_exposed_provenance(range.start());
-    // SAFETY: the lease ends in this statement, and no transfer was made with it.
-    unsafe { cache.get(start, range.len(), Access::READ) }.map(drop)
 }
 
 /// The layout of a block that is neither empty nor too large.

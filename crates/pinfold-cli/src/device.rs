@@ -16,7 +16,7 @@ mod ring;
 use loopback::Loopback;
 use pipe::Pipe;
 pub(crate) use rdma::Rdma;
-pub(crate) use ring::{Ring, registrar_of};
+use ring::Ring;
 
 use crate::output::Failure;
 use pinfold::registrar::verbs::{MemoryRegion, OnDemand, Verbs};

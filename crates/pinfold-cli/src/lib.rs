@@ -60,7 +60,7 @@ enum Command {
     Torture(Reported<torture::Arguments>),
     /// Random programs on a simulated device and its peers, from a seed
     Simulate(Reported<simulate::Arguments>),
-    /// What transfers, start-up and unmapping cost here
+    /// What transfers cost here, and from which length on each way to carry them out pays
     Bench(Reported<bench::Arguments>),
     /// Run an unmodified RDMA program with cached registrations
     Run(run::Arguments),

@@ -15,7 +15,7 @@
 //! # The price
 //!
 //! The process never gets smaller: what it needed at its peak it keeps, resident, and as far as it
-//! was registered, pinned within the cache's budget. `pinfold bench allocator` shows it for a program
+//! was registered, pinned within the cache's budget. `pinfold-bench allocator` shows it for a program
 //! whose demand goes up and down between 4 and 256 MiB and which rests in between (`--rest-ms
 //! 1500`); here on Linux 6.18, in one run, 14,400 gets each, by a cache that may keep 1 GiB:
 //!

@@ -18,7 +18,7 @@
 //! In the worst of the rounds it was ten times as much: another program had the processor, or the lock of the
 //! process's mappings.
 //!
-//! Afterwards registering and deregistering it takes a twenty-fifth. `pinfold bench suspend` measures all
+//! Afterwards registering and deregistering it takes a twenty-fifth. `pinfold-bench suspend` measures all
 //! of it where it runs.
 //!
 //! # Which one

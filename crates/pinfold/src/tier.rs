@@ -8,7 +8,7 @@
 //! What it costs: a `get` that ends pinned because of the memory has asked the device twice; the rest
 //! is one comparison. What is on demand pays for its first touch of each page, and for that after
 //! each change, with a fault in the middle of the transfer: [`prefetch`](OnDemandOrPinned::prefetch)
-//! takes it before, when the transfer is foreseen. `pinfold bench on-demand` measures both against
+//! takes it before, when the transfer is foreseen. `pinfold-bench on-demand` measures both against
 //! each other. Where buffers stay as they are there is little between them but the pins and the
 //! monitor; where they are exchanged between transfers, it is a fault against a registration.
 //!

@@ -2,8 +2,9 @@
 //! lengths from which pages are exchanged, written down for this machine.
 
 use super::Bench;
-use crate::device::{Ring, registrar_of};
+use crate::device::{Device, Kind};
 use crate::output::{Failure, Output};
+use crate::port::{AnyMonitor, unaudited};
 use pinfold::Config;
 use pinfold::landing::{Crossover, Measured};
 use pinfold::monitor::Userfaultfd;
@@ -42,9 +43,9 @@ const PIECE: usize = 128 << 20;
 
 /// Lands messages of all lengths, with the target watched for changes and not.
 pub(super) fn measure() -> Result<Vec<(Pages, bool, Vec<Measured>)>, Failure> {
-    let device = Ring::open(4096)?;
-    let registrar = registrar_of(&device, 16).map_err(Failure::unavailable)?;
-    let monitor = Userfaultfd::shared().map_err(Failure::unavailable)?;
+    let device = Device::open(Kind::IoUring, 4096)?;
+    let registrar = unaudited(device.registrar(16)?);
+    let monitor: AnyMonitor = Userfaultfd::shared().map_err(Failure::unavailable)?;
     let config = Config { piece_bytes: PIECE, ..Config::keeping_all() };
     let cache = pinfold::cache(registrar, monitor, config).map_err(Failure::unavailable)?;
     let cases = Pages::ALL.into_iter().flat_map(|pages| [(pages, true), (pages, false)]);

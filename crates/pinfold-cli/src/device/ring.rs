@@ -15,7 +15,7 @@
 
 #![allow(unsafe_code)]
 
-use super::{AnyRegistrar, Conveyor, Direction, Key, Transfer, memory_file, no_channel};
+use super::{AnyRegistrar, Conveyor, Direction, Key, Transfer};
 use crate::output::Failure;
 use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
@@ -43,13 +43,6 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// A ring and a channel of `channel_bytes` bytes, all zero.
-    pub(crate) fn open(channel_bytes: u64) -> Result<Self, Failure> {
-        let channel = memory_file().map_err(|error| no_channel(&error))?;
-        channel.set_len(channel_bytes).map_err(|error| no_channel(&error))?;
-        Self::with(channel)
-    }
-
     /// A ring for a channel that is there.
     pub(super) fn with(channel: File) -> Result<Self, Failure> {
         let ring = IoUring::new(DEPTH).map_err(|error| no_ring(&error))?;
@@ -67,7 +60,7 @@ impl Ring {
 }
 
 /// A registrar of a ring of the command's own.
-pub(crate) fn registrar_of(
+fn registrar_of(
     ring: &impl AsRawFd,
     slots: u32,
 ) -> Result<pinfold::registrar::IoUring, IoUringError> {
@@ -188,10 +181,11 @@ fn no_ring(error: &io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::memory_file;
 
     #[test]
     fn an_index_without_a_registration_moves_nothing() {
-        let device = match Ring::open(4096) {
+        let device = match Ring::with(memory_file().expect("a file in memory")) {
             Ok(device) => device,
             Err(failure) => {
                 eprintln!("skipped: {failure}");

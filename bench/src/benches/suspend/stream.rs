@@ -8,66 +8,63 @@
 
 #![allow(unsafe_code)]
 
+use crate::ring::RingCache;
 use io_uring::{IoUring, opcode, squeue, types};
-use pinfold::monitor::Userfaultfd;
-use pinfold::{Access, AddressRange, Cache, registrar};
+use pinfold::{Access, AddressRange};
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Bytes of a transfer.
-pub(super) const MESSAGE: usize = 64 << 10;
-
-pub(super) type Rings = Cache<registrar::IoUring, Arc<Userfaultfd>>;
+pub(crate) const MESSAGE: usize = 64 << 10;
 
 /// What is happening to the region, as the stream's thread sees it.
 #[derive(Default)]
-pub(super) struct Signals {
+pub(crate) struct Signals {
     /// The region is being re-arranged.
-    pub(super) busy: AtomicBool,
-    pub(super) stop: AtomicBool,
+    pub(crate) busy: AtomicBool,
+    pub(crate) stop: AtomicBool,
 }
 
 /// What became of a stream.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Outcome {
+pub(crate) struct Outcome {
     /// Transfers that moved what they should.
-    pub(super) transfers: u64,
+    pub(crate) transfers: u64,
     /// Transfers that failed.
-    pub(super) failed: u64,
+    pub(crate) failed: u64,
     /// Messages with a wrong byte.
-    pub(super) wrong: u64,
+    pub(crate) wrong: u64,
     /// The longest time from one transfer's end to the next one's, while nothing happened.
-    pub(super) calm: Duration,
+    pub(crate) calm: Duration,
     /// The same for pairs between whose ends the region was being re-arranged.
-    pub(super) pause: Duration,
+    pub(crate) pause: Duration,
 }
 
 /// When the last transfer ended, and whether the region was being re-arranged then.
-pub(super) type Last = Option<(Instant, bool)>;
+pub(crate) type Last = Option<(Instant, bool)>;
 
 /// Sends what a piece of the region holds, then receives something new into it; piece after piece,
 /// round and round.
-pub(super) struct Stream<'a> {
-    pub(super) ring: IoUring,
-    pub(super) cache: &'a Rings,
-    pub(super) range: AddressRange,
+pub(crate) struct Stream<'a> {
+    pub(crate) ring: IoUring,
+    pub(crate) cache: &'a RingCache,
+    pub(crate) range: AddressRange,
     /// Both ways, one message at a time: what goes into a pipe with room, or comes out of one that holds
     /// it, is moved by the call that asks for it, and not by some thread of the kernel's, whose turns
     /// would be counted as pauses.
-    pub(super) channel: (PipeReader, PipeWriter),
+    pub(crate) channel: (PipeReader, PipeWriter),
     /// What the region should hold.
-    pub(super) expected: Vec<u8>,
-    pub(super) signals: &'a Signals,
-    pub(super) outcome: Outcome,
-    pub(super) last: Last,
+    pub(crate) expected: Vec<u8>,
+    pub(crate) signals: &'a Signals,
+    pub(crate) outcome: Outcome,
+    pub(crate) last: Last,
 }
 
 impl Stream<'_> {
     /// Goes on until it is asked to stop, or a transfer has failed: then what the channel holds is unknown.
-    pub(super) fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         let mut buffer = vec![0; MESSAGE];
         for offset in (0..self.range.len()).step_by(MESSAGE).cycle() {
             // Relaxed: a flag that publishes nothing; a transfer more or less is all the same.
