@@ -70,8 +70,8 @@
 //!   no others. The bounds hold for each of these accounts, as long as they have a place. What was paid together until then others
 //!   pay once more.
 //! - Where a caller that can do without could not have the wider range that the registrar names, and could have the bytes alone,
-//!   these are bought alone for a while: for `PARTS` purchases, and twice as many for each doubling. Then the wider range is paid for
-//!   and tried again. That adds an eighth to what these purchases cost, or the wider range had to wait for so many of them.
+//!   these are bought alone until such parts have cost `PARTS` prices, and twice as many for each doubling. Then the wider range is
+//!   paid for and tried again. If it is still refused, that adds an eighth to what the parts cost; if not, it came so much later.
 //! - Where a range that cannot be watched takes many times as long to say so as ranges of its length take to be watched, each of its
 //!   purchases costs more than was thought: what is learnt is the length's, and a figure counts as four times the average.
 //! - Ranges that overlap are ranges of their own, and each pays its own price: uses of ever other parts of a buffer are rented
@@ -102,8 +102,9 @@ const WAYS: usize = 8;
 const SETS: usize = 256;
 /// So often is the price doubled that is paid in rents before the next purchase.
 const MOST_PATIENCE: u8 = 3;
-/// So many parts of a range are bought before the whole is tried again that could not be had, and twice as many for each doubling.
-const PARTS: u8 = 8;
+/// Parts of a range that could not be had as a whole may cost so many prices before that is tried again, and twice as many for
+/// each doubling.
+const PARTS: u64 = 8;
 /// 2^64 by the golden ratio.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// What keeping may cost beyond renting for a range to be kept from its first use: one part in so many.
@@ -122,7 +123,7 @@ pub struct UseCosts {
 
 impl UseCosts {
     /// What a rented use costs beyond a hit.
-    const fn rent(self) -> u64 {
+    pub(crate) const fn rent(self) -> u64 {
         self.per_use.saturating_sub(self.hit)
     }
 
@@ -148,7 +149,7 @@ pub(crate) enum Verdict {
     Buy,
 }
 
-/// Remembers what ranges have cost that were registered for each use. 112 KiB at most, made as they are needed.
+/// Remembers what ranges have cost that were registered for each use. 128 KiB at most, made as they are needed.
 #[derive(Default, Debug)]
 pub(crate) struct Admission {
     sets: Chunked<[Account; WAYS]>,
@@ -170,8 +171,8 @@ struct Account {
     has_paid: bool,
     /// The rights whose own account this is, because they could not be had once; `None` if it is of all that have none.
     own_of: Option<Terms>,
-    /// So many parts of the range are bought before it is tried as a whole again.
-    parts: u8,
+    /// Uses and purchases of parts of the range may cost so much before it is tried as a whole again.
+    parts: u64,
 }
 
 /// What keeping a range cost, and what each use spares since.
@@ -234,6 +235,7 @@ impl Admission {
                 if account.bought.replace(Purchase { price, rent }).is_some() {
                     account.paid = 0;
                 }
+                account.parts = 0;
                 Verdict::Buy
             }
             None => Verdict::Keep,
@@ -268,11 +270,11 @@ impl Admission {
         account.into_iter().for_each(|it| it.paid = 0);
     }
 
-    /// Where `range` could not be had, and the part of it that was asked for could: parts are bought from now on, for a while that
-    /// is longer the more often that was in vain.
-    pub(crate) fn part(&mut self, range: AddressRange, terms: Terms) {
+    /// Where `range`, of this price, could not be had, and the part of it that was asked for could: parts are bought from now on,
+    /// for a while that is longer the more often that was in vain.
+    pub(crate) fn part(&mut self, range: AddressRange, terms: Terms, price: u64) {
         let account = self.account(range, terms).filter(|account| account.own_of.is_some());
-        account.into_iter().for_each(|it| it.parts = PARTS << it.patience);
+        account.into_iter().for_each(|it| it.parts = price.saturating_mul(PARTS << it.patience));
     }
 
     /// Whether parts of `range` are bought, and not the whole.
@@ -280,10 +282,10 @@ impl Admission {
         self.own(range, terms).is_some_and(|account| account.parts > 0)
     }
 
-    /// A part of it is bought.
-    pub(crate) fn note_part(&mut self, range: AddressRange, terms: Terms) {
+    /// A part of it cost so much.
+    pub(crate) fn note_part(&mut self, range: AddressRange, terms: Terms, cost: u64) {
         let account = self.account(range, terms);
-        account.into_iter().for_each(|it| it.parts = it.parts.saturating_sub(1));
+        account.into_iter().for_each(|it| it.parts = it.parts.saturating_sub(cost));
     }
 
     /// What was to be rented for so much could not be had: nothing was paid.
@@ -304,7 +306,6 @@ impl Admission {
     ///
     /// To say so twice does nothing.
     pub(crate) fn refuse(&mut self, range: AddressRange, terms: Terms) {
-        self.spend(range, terms);
         let set = self.sets.made(set_of(range), || [Account::FREE; WAYS]);
         let found = place_of(set, range, terms);
         let is_theirs = |account: &Account| account.own_of.is_some() || account.bought.is_none();

@@ -11,7 +11,7 @@ use crate::admission::UseCosts;
 use crate::error::GetError;
 use crate::events::Checkup;
 use crate::lease::{Lease, Parts};
-use crate::miss::{Answer, Begun, Miss, Uses, Worth};
+use crate::miss::{Answer, Begun, Miss, Outcome, Uses, Worth};
 use crate::monitor::{Lost, Monitor};
 use crate::region::{Ask, Terms, Want};
 use crate::registrar::Registrar;
@@ -159,24 +159,23 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
         let Ask { start, length, terms } = self.ask;
         let want = Want::new(start, length, terms)?;
         Miss(self.shared).check_length(&want)?;
-        let range = match Miss(self.shared).worth_keeping(&want, costs)? {
+        let (range, whole) = match Miss(self.shared).worth_keeping(&want, costs)? {
             Worth::There(lease) => return Ok(Some(lease)),
-            Worth::Keeping(range) => range,
+            Worth::Keeping { range, whole } => (range, whole),
             Worth::Nothing => return Ok(None),
         };
         let shared = self.shared;
         // SAFETY: the caller's promise.
         let lease = unsafe { Self { uses: Uses::Worth(costs, range), ..self }.get() };
-        let is_kept = lease.as_ref().is_ok_and(Lease::is_cached);
-        let is_had = match &lease {
-            // Another thread may have registered more meanwhile.
-            Ok(lease) => is_kept && lease.registered().contains(&range),
+        let outcome = match &lease {
             // Nothing was tried: what was paid is there when it goes on.
-            Err(error) => matches!(error, GetError::Suspended { .. }),
+            Err(GetError::Suspended { .. }) => return lease.map(Some),
+            // Another thread may have registered more meanwhile.
+            Ok(lease) if lease.is_cached() && lease.registered().contains(&range) => Outcome::Had,
+            Ok(lease) if lease.is_cached() => Outcome::PartHad,
+            _ => Outcome::NotHad,
         };
-        if !is_had {
-            Miss(shared).note_not_worth(&want, range, is_kept)?;
-        }
+        Miss(shared).note_worth(&want, (range, whole), costs, outcome)?;
         lease.map(Some)
     }
 

@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use crate::AddressRange;
-use crate::admission::{UseCosts, Verdict};
+use crate::admission::{Admission, UseCosts, Verdict};
 use crate::budget::{Account, Amount, Recalls, Refusal};
 use crate::clock::since;
 use crate::config::{Keep, WhenFull};
@@ -74,6 +74,16 @@ impl Decision {
     const fn is_judged(self) -> bool {
         matches!(self, Self::Buy(_) | Self::Join | Self::KeepUnasked)
     }
+
+    /// It cannot be had.
+    fn abandon(self, admission: &mut Admission, range: AddressRange, terms: Terms) {
+        if self == Self::Join {
+            admission.spend(range, terms);
+        }
+        if self.is_judged() {
+            admission.refuse(range, terms);
+        }
+    }
 }
 
 /// What the slow path of a get begins with.
@@ -113,9 +123,21 @@ enum Step<'c, R: Registrar, M: Monitor> {
 pub(crate) enum Worth<'c, R: Registrar, M: Monitor> {
     /// What is registered already.
     There(Lease<'c, R, M>),
-    /// Nothing yet, but to register this range and keep it pays.
-    Keeping(AddressRange),
+    /// Nothing yet, but to register this range and keep it pays. It may be a part of the whole that could not be had.
+    Keeping {
+        range: AddressRange,
+        whole: AddressRange,
+    },
     Nothing,
+}
+
+/// What became of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Had,
+    /// No more than was asked for.
+    PartHad,
+    NotHad,
 }
 
 /// Which budget is spent.
@@ -375,7 +397,11 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         want: &Want,
         (range, decision): (AddressRange, Decision),
     ) -> Result<(), Forked> {
-        if decision.is_judged() { self.refuse(want, range) } else { Ok(()) }
+        if !decision.is_judged() {
+            return Ok(());
+        }
+        let terms = self.granted(want);
+        self.0.locked(|writer| decision.abandon(&mut writer.admission, range, terms))
     }
 
     /// On what terms `want` is registered. The registrar is asked, where no lock is held.
@@ -753,34 +779,34 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                 (true, false) => costs.is_keeping_harmless().then_some(widest),
                 (true, true) => pays(writer, terms, costs, [widest, pages]),
             };
-            range.map_or(Worth::Nothing, Worth::Keeping)
+            range.map_or(Worth::Nothing, |range| Worth::Keeping { range, whole: widest })
         })?;
         // A callback that became due may have forked: the lease is the parent's.
         self.refuse_child()?;
         Ok(worth)
     }
 
-    /// What was to be kept cannot be had.
-    fn refuse(self, want: &Want, range: AddressRange) -> Result<(), Forked> {
-        let terms = self.granted(want);
-        self.0.locked(|writer| writer.admission.refuse(range, terms))
-    }
-
-    /// What was [worth keeping](Self::worth_keeping) cannot be had, or only a part of it. What is never kept has no account.
-    pub(crate) fn note_not_worth(
+    /// What was [worth keeping](Self::worth_keeping) was tried. What is never kept has no account.
+    pub(crate) fn note_worth(
         self,
         want: &Want,
-        range: AddressRange,
-        is_part_had: bool,
+        (range, whole): (AddressRange, AddressRange),
+        costs: UseCosts,
+        outcome: Outcome,
     ) -> Result<(), Forked> {
         if self.per_use_by_rights(want).is_some() {
             return Ok(());
         }
         let terms = self.granted(want);
         self.0.locked(|writer| {
-            writer.admission.refuse(range, terms);
-            if is_part_had {
-                writer.admission.part(range, terms);
+            if range != whole {
+                writer.admission.note_part(whole, terms, costs.keeping);
+            }
+            match outcome {
+                Outcome::Had => {}
+                // Where the device has refused the rest, the account was told; it may be suspended, too.
+                Outcome::PartHad => writer.admission.part(range, terms, costs.keeping),
+                Outcome::NotHad => writer.admission.refuse(range, terms),
             }
         })
     }
@@ -954,8 +980,8 @@ fn pays(
     let is_parted = admission.is_parted(widest, terms);
     let range = if is_parted { pages } else { widest };
     let pays = admission.pays(range, terms, costs);
-    if pays && is_parted {
-        admission.note_part(widest, terms);
+    if !pays && is_parted {
+        admission.note_part(widest, terms, costs.rent());
     }
     pays.then_some(range)
 }
@@ -1228,8 +1254,8 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         if self.decision.is_purchase() {
             writer.admission.retract(range, terms);
         }
-        if self.decision.is_judged() && !self.is_tried_again {
-            writer.admission.refuse(range, terms);
+        if !self.is_tried_again {
+            self.decision.abandon(&mut writer.admission, range, terms);
         }
     }
 

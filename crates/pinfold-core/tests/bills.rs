@@ -6,9 +6,10 @@
 #![allow(clippy::unwrap_used)] // a test speaks
 
 use pinfold_core::{
-    Access, AddressRange, Cache, Change, Clock, Config, Cover, DeregisterError, GetRequest, Keep,
-    Lost, MappingKind, Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay,
-    Sequence, Uncovered, UseCosts, Watch, WhenFull,
+    Access, AddressRange, Cache, Change, Clock, Config, ConnectionLost, Cover, DeregisterError,
+    GetRequest, Gets, Keep, Lost, MappingKind, Monitor, OnDrop, Position, RegisterError, Registrar,
+    RegistrarLimits, Renewed, Replay, Sequence, Suspend, SuspensionTerms, Transfers, Uncovered,
+    Unsupported, UseCosts, Watch, WhenFull,
 };
 use pinfold_sim::{
     AddressSpace, DeviceConfig, Handle, PAGE_BYTES, Protection, SimDevice, SimMonitor, SimRegistrar,
@@ -16,6 +17,7 @@ use pinfold_sim::{
 use std::cell::Cell;
 use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
 thread_local! {
     /// Whether the device has no room: it takes no time to say so.
@@ -101,6 +103,52 @@ unsafe impl Registrar for Slow<SimRegistrar> {
         // SAFETY: the caller's promises.
         unsafe { self.0.deregister(handle, range) }
     }
+}
+
+// SAFETY: no device uses the memory, and there are no connections.
+unsafe impl Suspend for Slow<SimRegistrar> {
+    type Connection = u32;
+
+    fn now(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn can_suspend(&self, _: AddressRange, _: &[u32]) -> Result<(), Unsupported> {
+        Ok(())
+    }
+
+    fn stop(&self, _: &u32) -> Result<(), ConnectionLost> {
+        Ok(())
+    }
+
+    fn in_flight(&self, _: &u32, _: AddressRange) -> Result<Transfers, ConnectionLost> {
+        Ok(Transfers::default())
+    }
+
+    unsafe fn withdraw(&self, _: Handle, _: AddressRange) -> Result<(), DeregisterError> {
+        Ok(())
+    }
+
+    fn quiet(&self, _: AddressRange) -> bool {
+        true
+    }
+
+    unsafe fn renew(
+        &self,
+        handle: Handle,
+        _: AddressRange,
+        _: Access,
+    ) -> Result<Renewed<Handle>, RegisterError> {
+        Ok(Renewed::Changed(handle))
+    }
+
+    unsafe fn restart(&self, _: &u32) -> Result<(), ConnectionLost> {
+        Ok(())
+    }
+
+    fn fail(&self, _: &u32) {}
+
+    fn wait(&self, _: Duration) {}
 }
 
 // SAFETY: the one inside does the work.
@@ -212,11 +260,15 @@ impl World {
 
 /// What a turn of the program costs in this world once costs are learnt.
 fn cost_in(world: &World, program: fn(&World)) -> u64 {
-    const TURNS: u64 = 2_000;
-    (0..TURNS).for_each(|_| program(world));
+    cost_of(2_000, world, program)
+}
+
+/// What one turn costs, behind as many before.
+fn cost_of(turns: u64, world: &World, program: impl Fn(&World)) -> u64 {
+    (0..turns).for_each(|_| program(world));
     let before = world.bill();
-    (0..TURNS).for_each(|_| program(world));
-    (world.bill() - before) / TURNS
+    (0..turns).for_each(|_| program(world));
+    (world.bill() - before) / turns
 }
 
 fn cost(costs: Costs, keep: Keep, program: fn(&World)) -> u64 {
@@ -1408,4 +1460,180 @@ fn nothing_is_had_where_to_do_without_is_cheaper_than_a_hit() {
             assert!(lease.unwrap().is_none(), "{access:?}");
         }
     }
+}
+
+/// Those that pay by rents, those for whom it is harmless, and those that bought have three kinds of rights of the same bytes.
+#[test]
+fn what_is_kept_because_that_is_harmless_spends_nothing() {
+    let rented = |is_harmless: bool| {
+        let config = Config { max_regions: 4, ..Config::default() };
+        let world = World::with(Costs { check: 10, ..PLAIN }, config, DeviceConfig::default());
+        while !world.reads(pages(0, 1)) {}
+        let turn = |number: usize| {
+            if is_harmless {
+                let own = UseCosts { per_use: 100_000, hit: 10, keeping: 1_000 };
+                let request = world.request(pages(0, 1), Access::WRITE);
+                // SAFETY: as in `uses`.
+                drop(unsafe { request.get_if_worth(own) }.unwrap());
+            }
+            // What is read stays, and the others are evicted.
+            for other in 0..6 {
+                world.reads(pages(0, 1));
+                let other = pages(9 + (number * 6 + other) % 1_000, 1);
+                // SAFETY: as in `uses`.
+                drop(unsafe { world.request(other, Access::READ).to_keep().get() }.unwrap());
+                assert!(world.reads(pages(0, 1)));
+            }
+            (0..20).filter(|_| !world.uses(pages(0, 1), Access::READ_WRITE)).count()
+        };
+        (0..1_000).map(turn).sum::<usize>()
+    };
+    let [alone, beside] = [false, true].map(rented);
+    assert!(beside < 2 * alone + 100, "{beside} uses of 20000, {alone} without harmless ones");
+}
+
+/// What is read stays, and what is written is evicted.
+#[test]
+fn what_was_paid_is_spent_by_other_rights_once() {
+    let config = Config { max_regions: 4, ..Config::default() };
+    let world = World::with(Costs { check: 10, ..PLAIN }, config, DeviceConfig::default());
+    while !world.reads(pages(0, 1)) {}
+    let uses_until_kept = |turn: usize| {
+        let uses = (0..1_000).position(|_| world.uses(pages(0, 1), Access::WRITE));
+        for other in 0..6 {
+            assert!(world.reads(pages(0, 1)));
+            let other = pages(9 + turn * 6 + other, 1);
+            // SAFETY: as in `uses`.
+            drop(unsafe { world.request(other, Access::READ).to_keep().get() }.unwrap());
+        }
+        uses.unwrap()
+    };
+    let uses: Vec<_> = (0..20).map(uses_until_kept).collect();
+    // The first are paid for by the rents of what is read.
+    assert!(uses[1..].iter().all(|&uses| (20..60).contains(&uses)), "{uses:?}");
+}
+
+/// One who can do without uses all parts of a block in turn. It could not be had as a whole once.
+#[test]
+fn one_refusal_costs_no_more_the_more_parts_there_are() {
+    const PRICE: u64 = 42_500;
+    fn prices_more(block: usize) -> u64 {
+        let [whole, refused] = [false, true].map(|is_refused| {
+            let config = Config { max_bytes: block * PAGE_BYTES * 4, ..Config::default() };
+            let costs = Costs { block, check: 10, ..PLAIN };
+            let world = World::with(costs, config, DeviceConfig::default());
+            let first = pages(0, 1).start() / PAGE_BYTES;
+            let first = first.next_multiple_of(block) - first;
+            let own = UseCosts { per_use: 1_500, hit: 10, keeping: PRICE };
+            let uses = |page| {
+                let request = world.request(pages(first + page, 1), Access::READ);
+                // SAFETY: as in `uses`.
+                if unsafe { request.get_if_worth(own) }.unwrap().is_none() {
+                    spend(own.per_use);
+                }
+            };
+            if is_refused {
+                world.space.unmap(pages(first + block - 1, 1));
+                (0..30).for_each(|_| uses(0));
+                world.space.map(pages(first + block - 1, 1), Protection::ReadWrite);
+                world.changes(pages(first, block));
+            }
+            let before = world.bill();
+            for _ in 0..20 {
+                (0..10).for_each(|_| (0..block).for_each(uses));
+                world.changes(pages(first, block));
+            }
+            world.bill() - before
+        });
+        refused.saturating_sub(whole) / PRICE
+    }
+    let more = [16, 64, 256].map(prices_more);
+    assert!(more.iter().all(|&more| more < 24), "{more:?} prices");
+}
+
+/// By plain gets, while one who can do without bought parts.
+#[test]
+fn what_was_had_as_a_whole_since_is_not_bought_in_parts() {
+    let costs = Costs { block: 16, check: 10, ..PLAIN };
+    let world = World::new(costs, Keep::WhenItPays);
+    let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
+    let uses = |page| {
+        // SAFETY: as in `uses`.
+        let lease = unsafe { world.request(pages(page, 1), Access::READ).get_if_worth(own) };
+        lease.unwrap().map(|lease| lease.registered().len() / PAGE_BYTES)
+    };
+    world.space.unmap(pages(15, 1));
+    assert!((0..40).any(|_| uses(0) == Some(1)));
+    world.space.map(pages(15, 1), Protection::ReadWrite);
+    world.changes(pages(0, 16));
+    for _ in 0..3 {
+        (0..400).for_each(|_| _ = world.reads(pages(2, 1)));
+        assert_eq!(uses(1), Some(16));
+        world.changes(pages(0, 16));
+    }
+    let had: Vec<_> = (0..16).flat_map(|page| (0..40).filter_map(move |_| uses(page))).collect();
+    assert!(!had.is_empty() && had.iter().all(|&pages| pages == 16), "{had:?}");
+}
+
+/// The wider range can never be had. Each life begins with a suspension, and the program asks meanwhile.
+#[test]
+fn what_is_suspended_buys_no_parts() {
+    let bill = |asked: usize| {
+        let costs = Costs { block: 4, check: 10, ..PLAIN };
+        let world = World::new(costs, Keep::WhenItPays);
+        world.space.unmap(pages(3, 1));
+        let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
+        let uses = || {
+            // SAFETY: as in `uses`.
+            let lease = unsafe { world.request(pages(0, 1), Access::READ).get_if_worth(own) };
+            if matches!(lease, Ok(None)) {
+                spend(own.per_use);
+            }
+            lease.is_ok()
+        };
+        let terms = SuspensionTerms {
+            gets: Gets::Refuse,
+            on_drop: OnDrop::Resume,
+            ..SuspensionTerms::default()
+        };
+        cost_of(100, &world, |world| {
+            let held = world.cache.suspend(pages(0, 3), vec![], Vec::new(), terms).unwrap();
+            (0..asked).for_each(|_| _ = uses());
+            held.resume().unwrap();
+            (0..200).for_each(|_| assert!(uses()));
+            world.changes(pages(0, 1));
+        })
+    };
+    let bills = [0, 1, 8, 16].map(bill);
+    assert!(bills.iter().all(|&it| it < 2 * bills[0]), "{bills:?} for each life");
+}
+
+/// For one use at the beginning of some lives.
+#[test]
+fn what_is_suspended_beside_the_bytes_refuses_nothing() {
+    let bill = |every: u64| {
+        let costs = Costs { block: 16, check: 10, ..PLAIN };
+        let world = World::new(costs, Keep::WhenItPays);
+        let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
+        let uses = |page| {
+            // SAFETY: as in `uses`.
+            let lease = unsafe { world.request(pages(page, 1), Access::READ).get_if_worth(own) };
+            if lease.unwrap().is_none() {
+                spend(own.per_use);
+            }
+        };
+        let terms = SuspensionTerms { on_drop: OnDrop::Resume, ..SuspensionTerms::default() };
+        let lives = Cell::new(0);
+        cost_of(100, &world, |world| {
+            if lives.replace(lives.get() + 1).is_multiple_of(every) {
+                let held = world.cache.suspend(pages(15, 1), vec![], Vec::new(), terms).unwrap();
+                uses(0);
+                held.resume().unwrap();
+            }
+            (0..20).for_each(|_| (0..15).for_each(uses));
+            world.changes(pages(0, 16));
+        })
+    };
+    let bills = [u64::MAX, 1, 10, 50].map(bill);
+    assert!(bills.iter().all(|&it| it < 2 * bills[0]), "{bills:?} for each life");
 }
