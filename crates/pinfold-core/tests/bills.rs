@@ -1623,7 +1623,7 @@ fn what_is_suspended_beside_the_bytes_refuses_nothing() {
             }
         };
         let terms = SuspensionTerms { on_drop: OnDrop::Resume, ..SuspensionTerms::default() };
-        let lives = Cell::new(0);
+        let lives = Cell::new(0_u64);
         cost_of(100, &world, |world| {
             if lives.replace(lives.get() + 1).is_multiple_of(every) {
                 let held = world.cache.suspend(pages(15, 1), vec![], Vec::new(), terms).unwrap();
