@@ -128,10 +128,11 @@ pub(crate) enum Worth<'c, R: Registrar, M: Monitor> {
         range: AddressRange,
         whole: AddressRange,
     },
+    /// Nothing: to do without is cheaper still.
     Nothing,
 }
 
-/// What became of it.
+/// What became of what was worth keeping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Had,
@@ -794,7 +795,8 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         costs: UseCosts,
         outcome: Outcome,
     ) -> Result<(), Forked> {
-        if self.per_use_by_rights(want).is_some() {
+        let is_as_paid_for = range == whole && outcome == Outcome::Had;
+        if is_as_paid_for || self.per_use_by_rights(want).is_some() {
             return Ok(());
         }
         let terms = self.granted(want);
