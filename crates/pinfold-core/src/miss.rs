@@ -124,10 +124,7 @@ pub(crate) enum Worth<'c, R: Registrar, M: Monitor> {
     /// What is registered already.
     There(Lease<'c, R, M>),
     /// Nothing yet, but to register this range and keep it pays. It may be a part of the whole that could not be had.
-    Keeping {
-        range: AddressRange,
-        whole: AddressRange,
-    },
+    Keeping { range: AddressRange, whole: AddressRange },
     /// Nothing: to do without is cheaper still.
     Nothing,
 }
