@@ -75,14 +75,13 @@ impl Decision {
         matches!(self, Self::Buy(_) | Self::Join | Self::KeepUnasked)
     }
 
-    /// It cannot be had.
+    /// What was [judged](Self::is_judged) cannot be had.
+    #[cold]
     fn abandon(self, admission: &mut Admission, range: AddressRange, terms: Terms) {
-        if self == Self::Join {
+        if matches!(self, Self::Join) {
             admission.spend(range, terms);
         }
-        if self.is_judged() {
-            admission.refuse(range, terms);
-        }
+        admission.refuse(range, terms);
     }
 }
 
@@ -1253,7 +1252,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         if self.decision.is_purchase() {
             writer.admission.retract(range, terms);
         }
-        if !self.is_tried_again {
+        if self.decision.is_judged() && !self.is_tried_again {
             self.decision.abandon(&mut writer.admission, range, terms);
         }
     }
