@@ -71,7 +71,8 @@
 //!   pay once more.
 //! - Where a caller that can do without could not have the wider range that the registrar names, and could have the bytes alone,
 //!   these are bought alone until such parts have cost `PARTS` prices, and twice as many for each doubling. Then the wider range is
-//!   paid for and tried again. If it is still refused, that adds an eighth to what the parts cost; if not, it came so much later.
+//!   paid for and tried again. If it is still refused, that adds a quarter at most to what the parts cost; if not, it came so much
+//!   later.
 //! - Where a range that cannot be watched takes many times as long to say so as ranges of its length take to be watched, each of its
 //!   purchases costs more than was thought: what is learnt is the length's, and a figure counts as four times the average.
 //! - Ranges that overlap are ranges of their own, and each pays its own price: uses of ever other parts of a buffer are rented
@@ -139,8 +140,8 @@ impl UseCosts {
 pub(crate) enum Verdict {
     /// Register for this use, which counts as so much paid.
     Rent(u64),
-    /// Watch the range and keep its registration, which costs hardly more than to register it for this use. Its end is not to be
-    /// reported.
+    /// Watch the range and keep its registration, which costs hardly more than to register it for this use, or is a part of what
+    /// was paid for and could not be had. Its end is not to be reported.
     Keep,
     /// The same, because it is bought already and what was paid for it since pays for other rights, too. That is to be
     /// [spent](Admission::spend) when it is had.
@@ -271,9 +272,10 @@ impl Admission {
     }
 
     /// Where `range`, of this price, could not be had, and the part of it that was asked for could: parts are bought from now on,
-    /// for a while that is longer the more often that was in vain.
+    /// for a while that is longer the more often that was in vain. Nothing happens where it was not
+    /// [refused](Self::refuse) just before.
     pub(crate) fn part(&mut self, range: AddressRange, terms: Terms, price: u64) {
-        let account = self.account(range, terms).filter(|account| account.own_of.is_some());
+        let account = self.account(range, terms).filter(|account| account.is_refused());
         account.into_iter().for_each(|it| it.parts = price.saturating_mul(PARTS << it.patience));
     }
 
@@ -320,9 +322,7 @@ impl Admission {
         let Some(place) = place else { return };
         let account = &mut set[place];
         let had = if found == Some(place) { *account } else { Account::of(range) };
-        let is_refused = had.own_of.is_some() && had.patience > 0;
-        let is_told = is_refused && had.paid == 0 && had.bought.is_none();
-        if !is_told {
+        if !had.is_refused() {
             let bought = None;
             *account = Account { own_of: Some(terms), has_paid: false, bought, ..had };
             account.conclude(None);
@@ -372,6 +372,12 @@ impl Account {
 
     fn has_paid_for(&self, price: u64) -> bool {
         self.paid >> self.patience > price
+    }
+
+    /// Whether it was refused, and nothing was paid since.
+    fn is_refused(&self) -> bool {
+        let is_in_vain = self.own_of.is_some() && self.patience > 0;
+        is_in_vain && self.paid == 0 && self.bought.is_none()
     }
 
     /// Whether what was bought is kept for some of the rights that share it.

@@ -169,7 +169,9 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
         let lease = unsafe { Self { uses: Uses::Worth(costs, range), ..self }.get() };
         let outcome = match &lease {
             // Nothing was tried: what was paid is there when it goes on.
-            Err(GetError::Suspended { .. }) => return lease.map(Some),
+            Err(GetError::Suspended { .. } | GetError::AwaitsItself { .. }) => {
+                return lease.map(Some);
+            }
             // Another thread may have registered more meanwhile.
             Ok(lease) if lease.is_cached() && lease.registered().contains(&range) => Outcome::Had,
             Ok(lease) if lease.is_cached() => Outcome::PartHad,

@@ -796,14 +796,16 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             return Ok(());
         }
         let terms = self.granted(want);
+        // What costs nothing to keep would never end.
+        let price = costs.keeping.max(costs.rent());
         self.0.locked(|writer| {
             if range != whole {
-                writer.admission.note_part(whole, terms, costs.keeping);
+                writer.admission.note_part(whole, terms, price);
             }
             match outcome {
                 Outcome::Had => {}
-                // Where the device has refused the rest, the account was told; it may be suspended, too.
-                Outcome::PartHad => writer.admission.part(range, terms, costs.keeping),
+                // Where the device has refused the rest, the account was told.
+                Outcome::PartHad => writer.admission.part(range, terms, price),
                 Outcome::NotHad => writer.admission.refuse(range, terms),
             }
         })
@@ -967,16 +969,19 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
     }
 }
 
-/// Which of the two keeping pays for, by now: the wider range, or what was asked for where the wider one could not be had.
+/// Which of the two keeping pays for, by now: the wider range, or what was asked for where the wider one could not be had, or some
+/// of it is suspended.
 fn pays(
     writer: &mut Writer,
     terms: Terms,
     costs: UseCosts,
     [widest, pages]: [AddressRange; 2],
 ) -> Option<AddressRange> {
+    // What is suspended beside the bytes is not registered with them, and so it is not paid for.
+    let is_barred = writer.suspended.cover(widest) && !writer.suspended.cover(pages);
     let admission = &mut writer.admission;
     let is_parted = admission.is_parted(widest, terms);
-    let range = if is_parted { pages } else { widest };
+    let range = if is_parted || is_barred { pages } else { widest };
     let pays = admission.pays(range, terms, costs);
     if !pays && is_parted {
         admission.note_part(widest, terms, costs.rent());

@@ -246,6 +246,15 @@ impl World {
         self.uses(range, Access::READ)
     }
 
+    /// Reads a page by one who can do without at these costs, and does where nothing is worth having.
+    fn does_without_unless_worth(&self, page: usize, costs: UseCosts) {
+        // SAFETY: as in `uses`.
+        let lease = unsafe { self.request(pages(page, 1), Access::READ).get_if_worth(costs) };
+        if lease.unwrap().is_none() {
+            spend(costs.per_use);
+        }
+    }
+
     fn changes(&self, range: AddressRange) {
         self.space.unmap(range);
         self.space.map(range, Protection::ReadWrite);
@@ -1636,4 +1645,68 @@ fn what_is_suspended_beside_the_bytes_refuses_nothing() {
     };
     let bills = [u64::MAX, 1, 10, 50].map(bill);
     assert!(bills.iter().all(|&it| it < 2 * bills[0]), "{bills:?} for each life");
+}
+
+/// One who can do without, once for each life of a page, while another of its block is suspended.
+#[test]
+fn what_is_paid_once_buys_once_beside_what_is_suspended() {
+    let bill = |is_suspended: bool| {
+        let costs = Costs { block: 16, check: 10, ..PLAIN };
+        let world = World::new(costs, Keep::WhenItPays);
+        let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
+        let terms = SuspensionTerms { on_drop: OnDrop::Resume, ..SuspensionTerms::default() };
+        let suspend = || world.cache.suspend(pages(15, 1), vec![], Vec::new(), terms).unwrap();
+        let _held = is_suspended.then(suspend);
+        cost_of(500, &world, |world| {
+            world.does_without_unless_worth(0, own);
+            world.changes(pages(0, 1));
+        })
+    };
+    let [free, suspended] = [false, true].map(bill);
+    assert!(suspended < 2 * free, "{suspended} for each use, {free} if nothing is suspended");
+}
+
+/// As `what_is_suspended_beside_the_bytes_refuses_nothing`, where the whole was refused once long before.
+#[test]
+fn what_was_refused_once_is_not_refused_by_what_is_suspended() {
+    let bill = |every: u64| {
+        let costs = Costs { block: 16, check: 10, ..PLAIN };
+        let world = World::new(costs, Keep::WhenItPays);
+        let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
+        world.space.unmap(pages(15, 1));
+        (0..30).for_each(|_| world.does_without_unless_worth(0, own));
+        world.space.map(pages(15, 1), Protection::ReadWrite);
+        world.changes(pages(0, 16));
+        let terms = SuspensionTerms { on_drop: OnDrop::Resume, ..SuspensionTerms::default() };
+        let lives = Cell::new(0_u64);
+        cost_of(100, &world, |world| {
+            if lives.replace(lives.get() + 1).is_multiple_of(every) {
+                let held = world.cache.suspend(pages(15, 1), vec![], Vec::new(), terms).unwrap();
+                world.does_without_unless_worth(0, own);
+                held.resume().unwrap();
+            }
+            (0..300).for_each(|number| world.does_without_unless_worth(number % 15, own));
+            world.changes(pages(0, 16));
+        })
+    };
+    let bills = [u64::MAX, 1, 10].map(bill);
+    assert!(bills.iter().all(|&it| it < 2 * bills[0]), "{bills:?} for each life");
+}
+
+/// By callers for whom keeping costs next to nothing.
+#[test]
+fn what_cannot_be_had_around_the_bytes_is_tried_seldom_at_any_price() {
+    fn by_length(range: AddressRange) -> u64 {
+        if range.len() == PAGE_BYTES { 1_000 } else { 50_000 }
+    }
+    let bills = [0, 1, 100, 1_000].map(|keeping| {
+        let costs = Costs { register: by_length, block: 4, change: 0, check: 10, ..PLAIN };
+        let world = World::new(costs, Keep::WhenItPays);
+        world.space.unmap(pages(3, 1));
+        cost_of(2_000, &world, |world| {
+            world.does_without_unless_worth(0, UseCosts { per_use: 2_500, hit: 10, keeping });
+            world.changes(pages(0, 1));
+        })
+    });
+    assert!(bills.iter().all(|&it| it < 4_000), "{bills:?}");
 }
