@@ -1319,7 +1319,7 @@ fn what_is_kept_and_about_to_be_evicted_costs_no_copy() {
 
 /// The device is full at some uses, and makes room: what other rights paid is there when the purchase is tried again.
 #[test]
-fn what_other_rights_paid_is_spent_when_it_is_kept() {
+fn what_other_rights_paid_is_not_lost_when_the_device_makes_room() {
     let kept_from = |is_filled: bool| {
         let room = DeviceConfig { max_pinned_bytes: 2 * PAGE_BYTES as u64, ..Default::default() };
         let costs = Costs { check: 10, ..PLAIN };
@@ -1393,11 +1393,7 @@ fn what_was_had_in_parts_is_had_as_a_whole_again() {
     let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
     let life = || {
         for page in (0..15).cycle().take(15 * 20) {
-            // SAFETY: as in `uses`.
-            let lease = unsafe { world.request(pages(page, 1), Access::READ).get_if_worth(own) };
-            if lease.unwrap().is_none() {
-                spend(own.per_use);
-            }
+            world.does_without_unless_worth(page, own);
         }
         world.changes(pages(0, 15));
     };
@@ -1534,13 +1530,7 @@ fn one_refusal_costs_no_more_the_more_parts_there_are() {
             let first = pages(0, 1).start() / PAGE_BYTES;
             let first = first.next_multiple_of(block) - first;
             let own = UseCosts { per_use: 1_500, hit: 10, keeping: PRICE };
-            let uses = |page| {
-                let request = world.request(pages(first + page, 1), Access::READ);
-                // SAFETY: as in `uses`.
-                if unsafe { request.get_if_worth(own) }.unwrap().is_none() {
-                    spend(own.per_use);
-                }
-            };
+            let uses = |page| world.does_without_unless_worth(first + page, own);
             if is_refused {
                 world.space.unmap(pages(first + block - 1, 1));
                 (0..30).for_each(|_| uses(0));
@@ -1617,33 +1607,40 @@ fn what_is_suspended_buys_no_parts() {
     assert!(bills.iter().all(|&it| it < 2 * bills[0]), "{bills:?} for each life");
 }
 
-/// For one use at the beginning of some lives.
+/// What a life costs of bytes that one uses who can do without, where a page beside them is suspended for one use at the beginning
+/// of `every` so many lives; and where the whole of their block was refused once, long before.
+fn bill_beside_what_is_suspended(was_refused: bool, every: u64) -> u64 {
+    let costs = Costs { block: 16, check: 10, ..PLAIN };
+    let world = World::new(costs, Keep::WhenItPays);
+    let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
+    if was_refused {
+        world.space.unmap(pages(15, 1));
+        (0..30).for_each(|_| world.does_without_unless_worth(0, own));
+        world.space.map(pages(15, 1), Protection::ReadWrite);
+        world.changes(pages(0, 16));
+    }
+    let terms = SuspensionTerms { on_drop: OnDrop::Resume, ..SuspensionTerms::default() };
+    let lives = Cell::new(0_u64);
+    cost_of(100, &world, |world| {
+        if lives.replace(lives.get() + 1).is_multiple_of(every) {
+            let held = world.cache.suspend(pages(15, 1), vec![], Vec::new(), terms).unwrap();
+            world.does_without_unless_worth(0, own);
+            held.resume().unwrap();
+        }
+        (0..300).for_each(|number| world.does_without_unless_worth(number % 15, own));
+        world.changes(pages(0, 16));
+    })
+}
+
 #[test]
 fn what_is_suspended_beside_the_bytes_refuses_nothing() {
-    let bill = |every: u64| {
-        let costs = Costs { block: 16, check: 10, ..PLAIN };
-        let world = World::new(costs, Keep::WhenItPays);
-        let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
-        let uses = |page| {
-            // SAFETY: as in `uses`.
-            let lease = unsafe { world.request(pages(page, 1), Access::READ).get_if_worth(own) };
-            if lease.unwrap().is_none() {
-                spend(own.per_use);
-            }
-        };
-        let terms = SuspensionTerms { on_drop: OnDrop::Resume, ..SuspensionTerms::default() };
-        let lives = Cell::new(0_u64);
-        cost_of(100, &world, |world| {
-            if lives.replace(lives.get() + 1).is_multiple_of(every) {
-                let held = world.cache.suspend(pages(15, 1), vec![], Vec::new(), terms).unwrap();
-                uses(0);
-                held.resume().unwrap();
-            }
-            (0..20).for_each(|_| (0..15).for_each(uses));
-            world.changes(pages(0, 16));
-        })
-    };
-    let bills = [u64::MAX, 1, 10, 50].map(bill);
+    let bills = [u64::MAX, 1, 10, 50].map(|every| bill_beside_what_is_suspended(false, every));
+    assert!(bills.iter().all(|&it| it < 2 * bills[0]), "{bills:?} for each life");
+}
+
+#[test]
+fn what_was_refused_once_is_not_refused_by_what_is_suspended() {
+    let bills = [u64::MAX, 1, 10].map(|every| bill_beside_what_is_suspended(true, every));
     assert!(bills.iter().all(|&it| it < 2 * bills[0]), "{bills:?} for each life");
 }
 
@@ -1664,33 +1661,6 @@ fn what_is_paid_once_buys_once_beside_what_is_suspended() {
     };
     let [free, suspended] = [false, true].map(bill);
     assert!(suspended < 2 * free, "{suspended} for each use, {free} if nothing is suspended");
-}
-
-/// As `what_is_suspended_beside_the_bytes_refuses_nothing`, where the whole was refused once long before.
-#[test]
-fn what_was_refused_once_is_not_refused_by_what_is_suspended() {
-    let bill = |every: u64| {
-        let costs = Costs { block: 16, check: 10, ..PLAIN };
-        let world = World::new(costs, Keep::WhenItPays);
-        let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
-        world.space.unmap(pages(15, 1));
-        (0..30).for_each(|_| world.does_without_unless_worth(0, own));
-        world.space.map(pages(15, 1), Protection::ReadWrite);
-        world.changes(pages(0, 16));
-        let terms = SuspensionTerms { on_drop: OnDrop::Resume, ..SuspensionTerms::default() };
-        let lives = Cell::new(0_u64);
-        cost_of(100, &world, |world| {
-            if lives.replace(lives.get() + 1).is_multiple_of(every) {
-                let held = world.cache.suspend(pages(15, 1), vec![], Vec::new(), terms).unwrap();
-                world.does_without_unless_worth(0, own);
-                held.resume().unwrap();
-            }
-            (0..300).for_each(|number| world.does_without_unless_worth(number % 15, own));
-            world.changes(pages(0, 16));
-        })
-    };
-    let bills = [u64::MAX, 1, 10].map(bill);
-    assert!(bills.iter().all(|&it| it < 2 * bills[0]), "{bills:?} for each life");
 }
 
 /// By callers for whom keeping costs next to nothing.
