@@ -42,6 +42,8 @@
 //!   times.
 //! - If it was not bought in this part, `K (r - h) <= 2^p b`, and the same bound holds.
 //!
+//! What costs less to keep than one use spares is kept from its first use; where it was refused, `b` stands for what a use spares.
+//!
 //! Nothing that is known at a purchase tells a program that changes memory right behind each from another, so what a
 //! range's own lives were worth is asked. Without doublings the former would pay twice what renting costs for ever; they
 //! halve that loss with each purchase in vain. Without purchases at the first use a program that uses each buffer often
@@ -128,6 +130,18 @@ impl UseCosts {
         self.per_use.saturating_sub(self.hit)
     }
 
+    /// What is paid before it is kept. That is a use at least: what costs less is kept from the first one, unless it was in vain, and
+    /// then the doublings are to be of something.
+    pub(crate) fn price(self) -> u64 {
+        self.keeping.max(self.rent())
+    }
+
+    /// What a part of a range costs that is bought in its place: the same for every caller, and not nothing, or there would be no
+    /// end.
+    pub(crate) fn part_price(self) -> u64 {
+        self.keeping.max(1)
+    }
+
     /// Whether keeping costs hardly more than renting once, and a hit spares something.
     pub(crate) const fn is_keeping_harmless(self) -> bool {
         let surcharge = self.keeping.saturating_sub(self.rent());
@@ -203,7 +217,7 @@ impl Admission {
 
     /// Whether keeping `range` pays by now, for one use more. If not, that one is rented.
     pub(crate) fn pays(&mut self, range: AddressRange, terms: Terms, costs: UseCosts) -> bool {
-        let (rent, price) = (costs.rent(), costs.keeping);
+        let (rent, price) = (costs.rent(), costs.price());
         if rent == 0 {
             return false;
         }
@@ -224,7 +238,7 @@ impl Admission {
     /// Keeps `range`, where keeping it [pays](Self::pays): it is bought, if its account has paid for that. If it is bought
     /// already, what was paid for it and since pays for other rights once: [`spend`](Self::spend) it when they have it.
     pub(crate) fn buy(&mut self, range: AddressRange, terms: Terms, costs: UseCosts) -> Verdict {
-        let (rent, price) = (costs.rent(), costs.keeping);
+        let (rent, price) = (costs.rent(), costs.price());
         if rent == 0 || self.is_harmless(range, terms, costs) {
             return Verdict::Keep;
         }
@@ -271,12 +285,17 @@ impl Admission {
         account.into_iter().for_each(|it| it.paid = 0);
     }
 
-    /// Where `range`, of this price, could not be had, and the part of it that was asked for could: parts are bought from now on,
-    /// for a while that is longer the more often that was in vain. Nothing happens where it was not
-    /// [refused](Self::refuse) just before.
-    pub(crate) fn part(&mut self, range: AddressRange, terms: Terms, price: u64) {
-        let account = self.account(range, terms).filter(|account| account.is_refused());
-        account.into_iter().for_each(|it| it.parts = price.saturating_mul(PARTS << it.patience));
+    /// `range` was paid for, and a part of it is had. Where the rest was [refused](Self::refuse) meanwhile, parts are bought from now
+    /// on, for a while that is longer the more often that was in vain. Where it was not tried, what was paid bought the part.
+    pub(crate) fn part(&mut self, range: AddressRange, terms: Terms, costs: UseCosts) {
+        let Some(account) = self.account(range, terms).filter(|it| it.bought.is_none()) else {
+            return;
+        };
+        if account.has_paid_for(costs.price()) {
+            account.paid = 0;
+        } else if account.was_refused() {
+            account.parts = costs.part_price().saturating_mul(PARTS << account.patience);
+        }
     }
 
     /// Whether parts of `range` are bought, and not the whole.
@@ -284,7 +303,7 @@ impl Admission {
         self.own(range, terms).is_some_and(|account| account.parts > 0)
     }
 
-    /// A part of it cost so much.
+    /// A part of it cost so much: its use, or its [price](UseCosts::part_price).
     pub(crate) fn note_part(&mut self, range: AddressRange, terms: Terms, cost: u64) {
         let account = self.account(range, terms);
         account.into_iter().for_each(|it| it.parts = it.parts.saturating_sub(cost));
@@ -374,10 +393,14 @@ impl Account {
         self.paid >> self.patience > price
     }
 
-    /// Whether it was refused, and nothing was paid since.
+    /// Whether these rights were refused, or bought in vain since, and nothing has paid behind that.
+    fn was_refused(&self) -> bool {
+        self.own_of.is_some() && self.patience > 0
+    }
+
+    /// The same, and nothing was paid since.
     fn is_refused(&self) -> bool {
-        let is_in_vain = self.own_of.is_some() && self.patience > 0;
-        is_in_vain && self.paid == 0 && self.bought.is_none()
+        self.was_refused() && self.paid == 0 && self.bought.is_none()
     }
 
     /// Whether what was bought is kept for some of the rights that share it.

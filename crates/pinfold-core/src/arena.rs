@@ -77,7 +77,13 @@ impl<T> Arena<T> {
     /// each index.
     ///
     /// `None` when the arena can hold no more.
+    #[inline]
     pub(crate) fn ensure(&self, index: u32, make: impl FnMut(u32) -> T) -> Option<&T> {
+        self.get(index).or_else(|| self.make(index, make))
+    }
+
+    #[cold]
+    fn make(&self, index: u32, make: impl FnMut(u32) -> T) -> Option<&T> {
         let Location { shelf, part, chunk, offset } = self.locate(index);
         let part_log2 = shelf.min(PART_LOG2 as usize);
         let parts = self.shelves.get(shelf)?.get_or_init(|| places(shelf - part_log2));

@@ -281,6 +281,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         let end = part.rest.map_or(range.end(), |rest| rest.range.start());
         let Some(range) = AddressRange::between(range.start(), end) else { return (None, 0) };
         let done = change.of(range);
+        if !writer.lists.has_any(Outside::Valid) {
+            writer.flights.iter_mut().for_each(|flight| flight.taint_if_hit(&done));
+            return (None, 0);
+        }
         let (mut took, mut concerned) = (0, Vec::new());
         let near = writer.lists.near_from(Outside::Valid, range, part.cursor);
         for (cursor, number) in near {

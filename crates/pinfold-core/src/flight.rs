@@ -45,6 +45,11 @@ impl Flight {
         want.served_by(self.range, self.terms)
     }
 
+    /// Whether another thread makes it, and it is to serve `want` as well.
+    pub(crate) fn is_of_others_for(&self, want: &Want) -> bool {
+        self.is_shared && self.would_serve(want) && !self.is_of_this_thread()
+    }
+
     /// Whether this very thread registers, which asks while it does: it must not wait.
     pub(crate) fn is_of_this_thread(&self) -> bool {
         self.thread.is_this()

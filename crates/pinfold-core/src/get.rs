@@ -128,10 +128,10 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
     }
 
     /// For a caller that can do without: copy the bytes, say. The lease where a registration that serves it is
-    /// there, or where keeping one pays by now; `None` where doing without is cheaper still. What this use then
-    /// costs counts as paid for the range that would be registered for these bytes, in the [account](crate::admission) into
-    /// which gets of that range with these rights pay, too. All rights have that in common until they are refused; those that
-    /// were have one of their own.
+    /// there, or where keeping one pays by now; `None` where doing without is cheaper still, and as long as another thread
+    /// registers the bytes to keep them. What this use then costs counts as paid, if no other thread registers them, for the range
+    /// that would be registered for these bytes, in the [account](crate::admission) into which gets of that range with these rights
+    /// pay, too. All rights have that in common until they are refused; those that were have one of their own.
     ///
     /// `costs` are the caller's: `per_use` is what it does without the lease. Where they say that nothing is
     /// cheaper than that, nothing is asked. The lease's registration may yet not be

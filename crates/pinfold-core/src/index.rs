@@ -365,6 +365,7 @@ pub(crate) struct BlockWalk {
 
 impl BlockWalk {
     /// `None` if all of the blocks of `range` are entered at once.
+    #[inline]
     pub(crate) fn of_long(range: AddressRange, number: u32) -> Option<Self> {
         let blocks = if can_hold(range) { blocks_of(range) } else { 0..0 };
         (blocks.len() > BLOCKS_ENTERED).then_some(Self { range, number, blocks })

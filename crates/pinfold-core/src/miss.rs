@@ -24,7 +24,7 @@ use crate::reclaim::Reclaim;
 use crate::region::{HitCount, Lists, Region, State, Terms, Want};
 use crate::registrar::{RegisterError, Registrar};
 use crate::several::Made;
-use crate::shared::{Deferred, SLICE, Shared, Writer, operations};
+use crate::shared::{Deferred, Pin, SLICE, Shared, Writer, operations};
 use crate::suspended_ranges::{Gate, Stop};
 use std::sync::Arc;
 use std::time::Instant;
@@ -193,7 +193,6 @@ struct Plan {
 }
 
 /// What this `get` has been through already.
-#[derive(Clone, Copy)]
 struct Attempt {
     /// It waited for another's registration once; from now on it makes its own, so that memory
     /// that cannot be cached, or always fails, is not registered by one thread after the other.
@@ -252,7 +251,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         // Forked inside the check that this began with: the device is the parent's.
         self.refuse_child()?;
         // SAFETY: the caller's promise.
-        let result = unsafe { self.find_or_register(want, Attempt::new(begun)) };
+        let result = unsafe { self.find_or_register(want, begun) };
         // A lease counted itself.
         if result.is_err() {
             self.0.locked(|writer| writer.counts.misses += 1)?;
@@ -283,9 +282,10 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
     unsafe fn find_or_register(
         self,
         want: &Want,
-        mut attempt: Attempt,
+        begun: Begun,
     ) -> Result<Lease<'c, R, M>, GetError> {
         let terms = self.granted(want);
+        let mut attempt = Attempt::new(begun);
         // The range that was paid for.
         let pages = self.pages_of(want);
         attempt.is_narrow = matches!(attempt.begun.uses, Uses::Worth(_, range) if range == pages);
@@ -303,32 +303,35 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             let (reading, began) = (now(), now());
             let reading = since(reading, began);
             // In each round: the mapping may have changed meanwhile.
-            let plan = self.plan(want, terms, attempt);
+            let plan = self.plan(want, terms, &attempt);
             let asked = match attempt.begun.answer {
                 Answer::Current if !is_sampled => None,
                 Answer::News(seen) if !is_sampled => Some(Checkup::of(seen)),
                 _ => Some(self.0.ask(is_sampled)),
             };
             let mut room = Lists::room_for(self.0.index.next_place());
-            let step = self.0.locked(|writer| {
+            // Written where it is used: to hand it on from call to call would take as long as to look up a region.
+            let mut step = Ok(Step::Again);
+            self.0.locked(|writer| {
                 writer.lists.move_links(&mut room);
-                self.next_step(writer, want, plan, attempt, asked)
-            })??;
+                step = self.next_step(writer, want, plan, &attempt, asked);
+            })?;
             drop(room);
             // What comes next takes its time, and the registrar's or a program's code runs in it.
             attempt.begun.answer = Answer::None;
             match step {
-                Step::Done(lease) => return Ok(lease),
-                Step::Again => {}
-                Step::Wait(landing) => {
+                Err(error) => return Err(error),
+                Ok(Step::Done(lease)) => return Ok(lease),
+                Ok(Step::Again) => {}
+                Ok(Step::Wait(landing)) => {
                     landing.wait();
                     attempt.waited = true;
                 }
-                Step::HoldBack(gate) => {
+                Ok(Step::HoldBack(gate)) => {
                     gate.wait(attempt.begun.until)
                         .map_err(|range| GetError::Suspended { range })?;
                 }
-                Step::MakeRoom(spent) => {
+                Ok(Step::MakeRoom(spent)) => {
                     let made = self.make_room(spent, &mut recalls);
                     let has_counted_more = attempt.counted != Amount::ZERO
                         && retracted.is_some_and(|it: (AddressRange, Decision)| it.1.is_judged());
@@ -341,14 +344,17 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                         made => attempt.past_budget = made?,
                     }
                 }
-                Step::Register(enlisted) => {
+                Ok(Step::Register(mut enlisted)) => {
                     let (tried, decision) = (enlisted.plan, enlisted.decision);
                     // What is registered may be another range by now.
                     if let Some(other) = retracted.take_if(|(range, _)| *range != tried.range) {
                         self.note_not_had(want, other)?;
                     }
                     // SAFETY: the caller's promise.
-                    match unsafe { enlisted.fly(want) } {
+                    let flown = unsafe { enlisted.fly(want) };
+                    // Now those go on that wait for it.
+                    drop(enlisted);
+                    match flown {
                         Ok((lease, flown)) => {
                             let known = [asked.and_then(Checkup::took), flown.took, reading];
                             let took = since(began, flown.landed);
@@ -435,7 +441,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         writer: &mut Writer,
         want: &Want,
         plan: Plan,
-        attempt: Attempt,
+        attempt: &Attempt,
         asked: Option<Checkup>,
     ) -> Result<Step<'c, R, M>, GetError> {
         if let Some(checkup) = asked {
@@ -600,7 +606,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
     ///
     /// Not the wider one where the caller vouches for what it asked for: of the rest it reports no change,
     /// and another that vouches for that would be served from here.
-    fn plan(self, want: &Want, terms: Terms, attempt: Attempt) -> Plan {
+    fn plan(self, want: &Want, terms: Terms, attempt: &Attempt) -> Plan {
         let pages = self.pages_of(want);
         let widened = self.widest(pages);
         let range = if attempt.is_narrow { pages } else { self.served(want, pages, widened) };
@@ -704,7 +710,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         writer: &mut Writer,
         want: &Want,
         Plan { range, terms, .. }: Plan,
-        attempt: Attempt,
+        attempt: &Attempt,
     ) -> Decision {
         if attempt.past_budget {
             return Decision::ForOneUse(PerUse::Full);
@@ -771,6 +777,10 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             if let Some(lease) = found {
                 return Worth::There(lease);
             }
+            // Those who wait for a registration that is refused would each try it again, with nothing left that was paid for it.
+            if writer.flights.iter().any(|flight| flight.is_of_others_for(want)) {
+                return Worth::Nothing;
+            }
             let range = match (is_kept, is_judged) {
                 (false, _) => None,
                 (true, false) => costs.is_keeping_harmless().then_some(widest),
@@ -796,16 +806,14 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             return Ok(());
         }
         let terms = self.granted(want);
-        // What costs nothing to keep would never end.
-        let price = costs.keeping.max(costs.rent());
         self.0.locked(|writer| {
             if range != whole {
-                writer.admission.note_part(whole, terms, price);
+                writer.admission.note_part(whole, terms, costs.part_price());
             }
             match outcome {
                 Outcome::Had => {}
-                // Where the device has refused the rest, the account was told.
-                Outcome::PartHad => writer.admission.part(range, terms, price),
+                // Where the device has refused the rest, the account was told; other threads may have paid since.
+                Outcome::PartHad => writer.admission.part(range, terms, costs),
                 Outcome::NotHad => writer.admission.refuse(range, terms),
             }
         })
@@ -896,6 +904,9 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                 needless.push(region.number);
             }
         });
+        if needless.is_empty() {
+            return;
+        }
         // A region in several blocks was named for each of them.
         needless.sort_unstable();
         needless.dedup();
@@ -1022,7 +1033,7 @@ fn take_flight(writer: &mut Writer, number: u32) -> Option<Flight> {
 fn landing_for(
     writer: &mut Writer,
     want: &Want,
-    attempt: Attempt,
+    attempt: &Attempt,
 ) -> Result<Option<Arc<Landing>>, GetError> {
     if attempt.waited {
         return Ok(None);
@@ -1129,7 +1140,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// # Safety
     ///
     /// As for [`Miss::get_slowly`].
-    unsafe fn fly(mut self, want: &Want) -> Result<(Lease<'c, R, M>, Flown), Unlanded> {
+    unsafe fn fly(&mut self, want: &Want) -> Result<(Lease<'c, R, M>, Flown), Unlanded> {
         let (shared, Plan { range, terms: Terms { access, .. }, .. }) =
             (self.listed.shared, self.plan);
         let is_timed = self.is_timed;
@@ -1179,11 +1190,16 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
                 let took = before.saturating_add(behind);
                 writer.costs.watched(range, took);
             }
-            self.land(writer, want, handle, (per_use, entered))
+            self.land(writer, handle, (per_use, entered))
         });
         // Forked inside the registrar: the registration is the parent's, which lands it itself.
-        let (lease, due) = landed.map_err(|Forked| FORKED_MEANWHILE)?;
+        let ((pin, is_cached), due) = landed.map_err(|Forked| FORKED_MEANWHILE)?;
         self.listed.due = due;
+        let region = self.listed.region;
+        let lease = match is_cached {
+            true => Lease::of_cached(shared, region, pin, want.range),
+            false => Lease::of_per_use(shared, region, pin, want.range),
+        };
         Ok((lease, Flown { took: since(began, looked), landed: now() }))
     }
 
@@ -1217,14 +1233,13 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         taken
     }
 
-    /// Takes the registration into the books and makes the caller's lease.
+    /// Takes the registration into the books: what pins it for the caller's lease, and whether it is kept behind that.
     fn land(
         &mut self,
         writer: &mut Writer,
-        want: &Want,
         handle: R::Handle,
         (per_use, entered): (Option<PerUse>, bool),
-    ) -> Lease<'c, R, M> {
+    ) -> (Pin<'c>, bool) {
         let (shared, region) = (self.listed.shared, self.listed.region);
         self.has_landed = true;
         // SAFETY: the place was taken from the free ones when this was enlisted.
@@ -1239,7 +1254,6 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         if let Some(why) = per_use {
             self.note_not_kept(writer);
             Miss(shared).keep_per_use(writer, &flight, region, why);
-            Lease::of_per_use(shared, region, pin, want.range)
         } else {
             match self.decision {
                 Decision::Buy(hits) => region.set_bought(hits),
@@ -1247,8 +1261,8 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
                 _ => {}
             }
             Miss(shared).supersede(writer, &flight);
-            Lease::of_cached(shared, region, pin, want.range)
         }
+        (pin, per_use.is_none())
     }
 
     /// What was bought, if it was, is not kept.

@@ -72,7 +72,7 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
 }
 
 /// Which threads are to be woken as soon as the writer's lock is free.
-#[derive(Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
 struct WakeUps {
     departed: bool,
     scanned: bool,
@@ -425,7 +425,14 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// In a forked child, where `f` is dropped.
     #[inline]
     pub(crate) fn locked<T>(&self, f: impl FnOnce(&mut Writer) -> T) -> Result<T, Forked> {
-        self.locked_deferring(f).map(|(result, _due)| result)
+        let mut writer = match self.lock() {
+            Ok(writer) => writer,
+            Err(forked) => return refuse(f, forked),
+        };
+        let hold = Hold::begin();
+        let result = f(&mut writer);
+        drop(self.unlock(writer, hold));
+        Ok(result)
     }
 
     /// Runs `f` under the writer's lock; the callbacks that became due run when the second half
@@ -442,11 +449,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ) -> Result<(T, Option<Deferred<'_, R, M>>), Forked> {
         let mut writer = match self.lock() {
             Ok(writer) => writer,
-            Err(forked) => {
-                // With what it captured, which may be the program's.
-                discard(f);
-                return Err(forked);
-            }
+            Err(forked) => return refuse(f, forked),
         };
         let hold = Hold::begin();
         let result = f(&mut writer);
@@ -491,9 +494,16 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// so one that comes in between and is woken as well does no harm.
     #[inline]
     fn free_lock(&self, mut writer: MutexGuard<'_, Writer>, hold: Hold) {
-        let WakeUps { departed, scanned, told } = std::mem::take(&mut writer.wake_ups);
+        let wake_ups = std::mem::take(&mut writer.wake_ups);
         drop(writer);
         hold.end();
+        if wake_ups != WakeUps::default() {
+            self.wake(wake_ups);
+        }
+    }
+
+    #[cold]
+    fn wake(&self, WakeUps { departed, scanned, told }: WakeUps) {
         if departed {
             self.departed.notify_all();
         }
@@ -851,6 +861,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             board.tell_change_of_budget(from, to);
         }
     }
+}
+
+/// Drops `f`, with what it captured, which may be the program's.
+#[cold]
+fn refuse<F, T>(f: F, forked: Forked) -> Result<T, Forked> {
+    discard(f);
+    Err(forked)
 }
 
 impl Writer {

@@ -16,7 +16,7 @@ use pinfold_sim::{
 };
 use std::cell::Cell;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 thread_local! {
@@ -501,7 +501,7 @@ fn a_harmless_request_that_fails_ends_no_account() {
         let costs = UseCosts { per_use: 100_000, hit: 10, keeping: 1_000 };
         let write = || world.request(pages(0, 1), Access::READ_WRITE);
         // SAFETY: as in `uses`.
-        assert!(unsafe { write().get_if_worth(costs) }.is_err());
+        drop(unsafe { write().get_if_worth(costs) });
         (0..200).for_each(|_| _ = world.reads(pages(0, 1)));
     };
     let [ours, best] = [Keep::WhenItPays, Keep::Always].map(|keep| cost(PLAIN, keep, program));
@@ -1679,4 +1679,152 @@ fn what_cannot_be_had_around_the_bytes_is_tried_seldom_at_any_price() {
         })
     });
     assert!(bills.iter().all(|&it| it < 4_000), "{bills:?}");
+}
+
+/// What a page costs those who can do without it, and what it costs to keep one.
+const OWN: UseCosts = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
+
+/// Another thread pays for the whole while the part of it is registered that can be had.
+#[test]
+fn what_others_pay_meanwhile_hides_no_refusal() {
+    static BESIDE: Mutex<Option<Arc<World>>> = Mutex::new(None);
+    fn set_beside(world: Option<Arc<World>>) -> Option<Arc<World>> {
+        std::mem::replace(&mut BESIDE.lock().unwrap_or_else(PoisonError::into_inner), world)
+    }
+    fn register(range: AddressRange) -> u64 {
+        // Once for each registration of the part: what is asked in here registers nothing.
+        if range == pages(0, 1)
+            && let Some(world) = set_beside(None)
+        {
+            std::thread::scope(|scope| {
+                scope.spawn(|| world.does_without_unless_worth(1, OWN));
+            });
+            spend(OWN.per_use);
+            set_beside(Some(world));
+        }
+        1_000
+    }
+    let [alone, beside] = [false, true].map(|is_beside| {
+        let costs = Costs { register, block: 4, check: 10, ..PLAIN };
+        let world = Arc::new(World::new(costs, Keep::WhenItPays));
+        world.space.unmap(pages(3, 1));
+        set_beside(is_beside.then(|| Arc::clone(&world)));
+        let bill = cost_of(300, &world, |world| {
+            (0..250).for_each(|_| world.does_without_unless_worth(0, OWN));
+            world.changes(pages(0, 1));
+        });
+        set_beside(None);
+        bill
+    });
+    assert!(
+        beside < 2 * alone,
+        "{beside} for each life, {alone} if no other thread asks meanwhile"
+    );
+}
+
+/// One use by a caller whom it costs much more to do without, where the whole is refused.
+#[test]
+fn who_pays_more_to_do_without_buys_parts_no_longer_than_others() {
+    let bills = [1_500, 1_000_000, 1_000_000_000, u64::MAX].map(|dear| {
+        let costs = Costs { block: 16, check: 10, ..PLAIN };
+        let world = World::new(costs, Keep::WhenItPays);
+        world.space.unmap(pages(15, 1));
+        let first = UseCosts { per_use: dear, ..OWN };
+        let use_once = || {
+            // SAFETY: as in `uses`.
+            let lease = unsafe { world.request(pages(0, 1), Access::READ).get_if_worth(first) };
+            lease.unwrap().is_some()
+        };
+        assert!((0..40).any(|_| use_once()));
+        world.space.map(pages(15, 1), Protection::ReadWrite);
+        world.changes(pages(0, 16));
+        cost_of(300, &world, |world| {
+            (0..480).for_each(|number| world.does_without_unless_worth(number % 16, OWN));
+            world.changes(pages(0, 16));
+        })
+    });
+    assert!(bills.iter().all(|&it| it < 2 * bills[0]), "{bills:?} for each life");
+}
+
+/// Its bytes are suspended as it is decided, and then those beside them alone.
+#[test]
+fn what_is_bought_behind_a_suspension_is_paid_for() {
+    let costs = Costs { block: 16, check: 10, ..PLAIN };
+    let world = World::new(costs, Keep::WhenItPays);
+    let terms = SuspensionTerms { on_drop: OnDrop::Resume, ..SuspensionTerms::default() };
+    let suspend = |page| world.cache.suspend(pages(page, 1), vec![], Vec::new(), terms).unwrap();
+    let mut kept = 0;
+    for _ in 0..200 {
+        let [first, _beside] = [0, 15].map(suspend);
+        let uses = || {
+            // SAFETY: as in `uses`.
+            let lease = unsafe { world.request(pages(0, 1), Access::READ).get_if_worth(OWN) };
+            lease.unwrap().is_some_and(|lease| lease.is_cached())
+        };
+        let is_kept = std::thread::scope(|scope| {
+            let used = scope.spawn(uses);
+            std::thread::sleep(Duration::from_millis(5));
+            first.resume().unwrap();
+            used.join().unwrap()
+        });
+        kept += u32::from(is_kept);
+        world.changes(pages(0, 1));
+    }
+    assert!(kept < 30, "{kept} of 200 uses were kept for {} each", OWN.keeping);
+}
+
+/// Also what would cost less to keep than to do without it once.
+#[test]
+fn what_is_refused_is_told_seldom_at_any_price() {
+    let failed = [0, 1, 100, 1_000, 2_600].map(|keeping| {
+        let world = World::new(PLAIN, Keep::WhenItPays);
+        world.space.unmap(pages(0, 1));
+        world.space.map(pages(0, 1), Protection::ReadOnly);
+        let costs = UseCosts { per_use: 2_500, hit: 10, keeping };
+        let request = || world.request(pages(0, 1), Access::READ_WRITE);
+        // SAFETY: as in `uses`.
+        (0..1_000).filter(|_| unsafe { request().get_if_worth(costs) }.is_err()).count()
+    });
+    assert!(failed.iter().all(|&it| it <= 130), "{failed:?} of 1000 fail");
+}
+
+#[test]
+fn what_cannot_be_watched_is_asked_seldom_at_any_price() {
+    let bills = [0, 1, 100, 1_000, 2_600].map(|keeping| {
+        let costs = Costs { watch: |_| 50_000, change: 0, check: 10, ..PLAIN };
+        let world = World::new(costs, Keep::WhenItPays);
+        world.monitor.uncover(pages(0, 1), Uncovered::Unmapped);
+        let costs = UseCosts { per_use: 2_500, hit: 10, keeping };
+        cost_of(1_000, &world, |world| world.does_without_unless_worth(0, costs))
+    });
+    assert!(bills.iter().all(|&it| it < 10_000), "{bills:?} for each use, 2500 without");
+}
+
+/// Those who ask while a registration is under way that is refused do not try it one after the other.
+#[test]
+fn what_is_refused_is_not_tried_by_each_thread_that_asks_meanwhile() {
+    fn register(_: AddressRange) -> u64 {
+        std::thread::sleep(Duration::from_millis(2));
+        1_000
+    }
+    const USES: u64 = 16_000;
+    let tries = [1, 16].map(|threads: u64| {
+        let world = World::new(Costs { register, ..PLAIN }, Keep::WhenItPays);
+        world.space.unmap(pages(0, 1));
+        world.space.map(pages(0, 1), Protection::ReadOnly);
+        let uses = || {
+            for _ in 0..USES / threads {
+                let request = world.request(pages(0, 1), Access::READ_WRITE);
+                // SAFETY: as in `uses`.
+                drop(unsafe { request.get_if_worth(OWN) });
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        };
+        std::thread::scope(|scope| (0..threads).for_each(|_| _ = scope.spawn(uses)));
+        world.cache.statistics().registration_failures
+    });
+    assert!(
+        tries.iter().all(|&it| it * OWN.keeping < USES * OWN.per_use),
+        "{tries:?} tries of {USES} uses were refused"
+    );
 }

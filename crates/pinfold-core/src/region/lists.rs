@@ -106,7 +106,12 @@ impl Lists {
 
     /// Room for the links of the places from `next` on, if those will take a longer list of chunks than there is: too long
     /// to be made while the writer's lock is held.
+    #[inline]
     pub(crate) fn room_for(next: usize) -> Room {
+        // Mostly it is the same one.
+        if next / CHUNK == (next + OTHERS) / CHUNK {
+            return Room::new();
+        }
         let (now, later) = (Links::room_for(next), Links::room_for(next + OTHERS));
         if later > now { Vec::with_capacity(later) } else { Vec::new() }
     }
@@ -178,6 +183,12 @@ impl Lists {
         if let Some(to) = to {
             self.outside[to as usize].insert(range, region.number);
         }
+    }
+
+    /// Whether there is any such region at all.
+    #[inline]
+    pub(crate) fn has_any(&self, outside: Outside) -> bool {
+        !self.outside[outside as usize].is_empty()
     }
 
     /// The places of regions of an index that may touch `range`, from `cursor` on, each with the cursor
