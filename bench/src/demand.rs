@@ -85,6 +85,10 @@ pub(crate) fn run(
         command.env("LD_PRELOAD", library);
     }
     let output = command.output().map_err(|error| format!("could not start again: {error}"))?;
+    if !output.status.success() {
+        let words = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{}: {}", output.status, words.trim_end()));
+    }
     serde_json::from_slice(&output.stdout)
         .map_err(|_| String::from_utf8_lossy(&output.stderr).trim_end().to_owned())
 }

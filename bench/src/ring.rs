@@ -17,6 +17,7 @@ use pinfold::{Access, AddressRange, Cache, Config, Lease, Monitor};
 use pinfold_kernel::descriptor::{allocate, memory_file as new_file};
 use pinfold_kernel::mapping::OwnedMapping;
 use pinfold_kernel::process::page_bytes;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -38,6 +39,8 @@ pub(crate) struct Ring {
     direction: Direction,
     /// The address that the file's first byte stands for.
     base: usize,
+    /// How many bytes each transfer under way has, by its number.
+    lengths: HashMap<usize, u32>,
 }
 
 /// More than are ever under way.
@@ -64,6 +67,12 @@ pub(crate) fn userfaultfd() -> Result<AnyMonitor, String> {
     Ok(Arc::new(monitor))
 }
 
+/// What is missing here of what a cache over a ring takes, if something is: whatever fails behind that has failed.
+pub(crate) fn missing() -> Option<String> {
+    let ring = IoUring::new(8).map(drop).map_err(|error| format!("no io_uring: {error}"));
+    ring.and_then(|()| userfaultfd().map(drop)).err()
+}
+
 /// A cache over `ring`, whose table has `slots` slots.
 pub(crate) fn cache_over(
     ring: &impl AsRawFd,
@@ -80,7 +89,7 @@ impl Ring {
     pub(crate) fn open(bytes: usize) -> Result<Self, String> {
         let ring = IoUring::new(ENTRIES).map_err(|error| format!("no io_uring: {error}"))?;
         let file = memory_file(bytes).map_err(|error| format!("memfd_create: {error}"))?;
-        Ok(Self { ring, file, direction: Direction::Send, base: 0 })
+        Ok(Self { ring, file, direction: Direction::Send, base: 0, lengths: HashMap::new() })
     }
 
     /// From now on `direction`, and the file begins at `base`.
@@ -118,6 +127,7 @@ unsafe impl Mover<BufferIndex> for Ring {
         // SAFETY: the file lives as long as the ring; the registration and the memory stay until the completion, by the
         // caller's promise.
         unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)?;
+        self.lengths.insert(number, length);
         self.ring.submit().map(drop)
     }
 
@@ -125,9 +135,13 @@ unsafe impl Mover<BufferIndex> for Ring {
         loop {
             if let Some(entry) = self.ring.completion().next() {
                 let number = usize::try_from(entry.user_data()).map_err(io::Error::other)?;
-                let outcome = match entry.result() {
-                    error if error < 0 => Err(io::Error::from_raw_os_error(-error)),
-                    _ => Ok(()),
+                let length = self.lengths.remove(&number);
+                let outcome = match u32::try_from(entry.result()) {
+                    Err(_) => Err(io::Error::from_raw_os_error(-entry.result())),
+                    Ok(moved) if Some(moved) == length => Ok(()),
+                    Ok(moved) => {
+                        Err(io::Error::other(format!("{moved} bytes moved of {length:?}")))
+                    }
                 };
                 return Ok(Completion { number, outcome });
             }

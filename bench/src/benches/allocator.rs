@@ -4,6 +4,7 @@
 use crate::Options;
 use crate::demand::{self, Figures, Policy};
 use crate::report::Report;
+use crate::ring;
 use crate::rounds::Comparison;
 use serde_json::json;
 
@@ -16,19 +17,17 @@ const ALLOCATORS: [(&str, Option<&str>); 3] = [
 
 /// One entry for each figure of each allocator that there is.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
+    if let Some(missing) = ring::missing() {
+        report.remark(&format!("skipped: allocator: {missing}"));
+        return Ok(());
+    }
     for (name, library) in ALLOCATORS {
         let run = |policy| demand::run(library, policy, options.seed, options.rest);
-        let default = match run(Policy::Default) {
-            Ok(default) if default.allocator == name => default,
-            Ok(_) => {
-                report.remark(&format!("skipped: allocator: {name} is not installed here"));
-                continue;
-            }
-            Err(why) => {
-                report.remark(&format!("skipped: allocator: {name}: {why}"));
-                continue;
-            }
-        };
+        let default = run(Policy::Default)?;
+        if default.allocator != name {
+            report.remark(&format!("skipped: allocator: {name} is not installed here"));
+            continue;
+        }
         let kept = run(Policy::Kept)?;
         if !kept.settings.is_empty() {
             report.remark(&kept.settings);

@@ -7,8 +7,8 @@ use crate::Options;
 use crate::machine::failed;
 use crate::report::Report;
 use crate::rounds::{Comparison, median, nanoseconds};
-use pinfold::Monitor;
 use pinfold::monitor::{Ebpf, NoMonitor};
+use pinfold::{Monitor, Watch};
 use pinfold_ebpf::Programs;
 use pinfold_kernel::process::page_bytes;
 use pinfold_kernel::trial::TrialArea;
@@ -81,7 +81,7 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
 }
 
 fn round(times: &mut Times) -> Result<(), String> {
-    let unwatched = |_: &TrialArea| ();
+    let unwatched = |_: &TrialArea| Ok(());
     for _ in 0..TURNS {
         turn(times, Telling::Unloaded, &unwatched)?;
     }
@@ -94,9 +94,14 @@ fn round(times: &mut Times) -> Result<(), String> {
         let id = view.id();
         let monitor = Ebpf::from_view(view).map_err(|error| error.to_string())?;
         turn(times, Telling::Watched, &unwatched)?;
-        turn(times, Telling::Logged, &|area| {
-            area.range().map(|range| monitor.watch(range));
-        })?;
+        turn(
+            times,
+            Telling::Logged,
+            &|area| match area.range().map(|range| monitor.watch(range)) {
+                Some(Watch::Covered) => Ok(()),
+                not_watched => Err(format!("not watched: {not_watched:?}")),
+            },
+        )?;
         times.check[0].push(check(&none));
         times.check[1].push(check(&monitor));
         drop(monitor);
@@ -118,12 +123,15 @@ fn check(monitor: &impl Monitor) -> f64 {
     nanoseconds(start.elapsed()) / CHECKS as f64
 }
 
+/// What is done with memory before it is changed.
+type Preparation<'p> = dyn Fn(&TrialArea) -> Result<(), String> + 'p;
+
 /// The medians of some batches of changes.
-fn turn(times: &mut Times, telling: Telling, prepare: &dyn Fn(&TrialArea)) -> Result<(), String> {
+fn turn(times: &mut Times, telling: Telling, prepare: &Preparation<'_>) -> Result<(), String> {
     let (mut discards, mut unmaps) = (Vec::new(), Vec::new());
     for _ in 0..BATCHES {
         let mut areas = (0..BATCH).map(|_| area()).collect::<Result<Vec<_>, _>>()?;
-        areas.iter().for_each(prepare);
+        areas.iter().try_for_each(prepare)?;
         let discard = |area: &TrialArea| _ = area.advise(libc::MADV_DONTNEED);
         discards.push(batch(|| areas.iter().for_each(discard)));
         areas.iter_mut().for_each(TrialArea::touch);

@@ -26,13 +26,14 @@ impl Start {
 
 /// One figure for each part, and one for all of them.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
-    let starts: Vec<Start> = match (0..options.rounds).map(|_| start()).collect() {
-        Ok(starts) => starts,
-        Err(why) => {
-            report.remark(&format!("skipped: startup: {why}"));
-            return Ok(());
-        }
-    };
+    if let Some(missing) = ring::missing() {
+        report.remark(&format!("skipped: startup: {missing}"));
+        return Ok(());
+    }
+    // Rings are taken down in the background, so they stay until all is measured.
+    let mut rings = Vec::new();
+    let starts = (0..options.rounds).map(|_| start(&mut rings));
+    let starts: Vec<Start> = starts.collect::<Result<_, _>>()?;
     let mut add = |part, time: fn(&Start) -> f64| {
         let times = starts.iter().map(time).collect();
         let comparison = Comparison::of_rounds(times, Vec::new());
@@ -45,7 +46,7 @@ pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
     Ok(())
 }
 
-fn start() -> Result<Start, String> {
+fn start(rings: &mut Vec<Ring>) -> Result<Start, String> {
     let ring = Ring::new(8).map_err(|error| format!("no io_uring: {error}"))?;
     let begun = Instant::now();
     let monitor = ring::userfaultfd()?;
@@ -55,6 +56,7 @@ fn start() -> Result<Start, String> {
     let cache = pinfold::cache(registrar, monitor, Config::keeping_all());
     let ready = begun.elapsed();
     cache.map(drop).map_err(|error| error.to_string())?;
+    rings.push(ring);
     Ok(Start {
         monitor: watching.as_secs_f64() * 1e6,
         registrar: (registering - watching).as_secs_f64() * 1e6,

@@ -17,7 +17,7 @@ mod stream;
 
 use crate::Options;
 use crate::report::Report;
-use crate::ring::{Memory, Pages, RingCache, cache_over, registrar_of, userfaultfd};
+use crate::ring::{self, Memory, Pages, RingCache, cache_over, registrar_of, userfaultfd};
 use crate::rounds::{Comparison, median};
 use io_uring::IoUring;
 use pinfold::rearrange::{
@@ -136,8 +136,8 @@ impl Case {
 
 /// Fails if a byte was wrong, or a transfer failed.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
-    if let Err(why) = rings() {
-        report.remark(&format!("skipped: suspend: {why}"));
+    if let Some(missing) = ring::missing() {
+        report.remark(&format!("skipped: suspend: {missing}"));
         return Ok(());
     }
     let (mut cases, mut moved, mut trimmed) = (Case::all(), Vec::new(), Vec::new());
@@ -237,9 +237,9 @@ fn under_a_stream(course: Course, making: Making) -> Result<Round, String> {
         let streaming = scope.spawn(|| stream.run());
         std::thread::sleep(CALM);
         // Relaxed: flags that publish nothing.
-        signals.busy.store(true, Ordering::Relaxed);
+        signals.turns.fetch_add(1, Ordering::Relaxed);
         let done = make_huge(&cache, &region, course, making);
-        signals.busy.store(false, Ordering::Relaxed);
+        signals.turns.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(CALM);
         signals.stop.store(true, Ordering::Relaxed);
         streaming.join().map_err(|_| "the stream's thread panicked".to_owned())?;

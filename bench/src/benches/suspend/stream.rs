@@ -13,7 +13,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 use pinfold::{Access, AddressRange};
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Bytes of a transfer.
@@ -22,8 +22,8 @@ pub(crate) const MESSAGE: usize = 64 << 10;
 /// What is happening to the region, as the stream's thread sees it.
 #[derive(Default)]
 pub(crate) struct Signals {
-    /// The region is being re-arranged.
-    pub(crate) busy: AtomicBool,
+    /// How often a re-arrangement of the region has begun or ended: odd while it is under way.
+    pub(crate) turns: AtomicU32,
     pub(crate) stop: AtomicBool,
 }
 
@@ -42,8 +42,8 @@ pub(crate) struct Outcome {
     pub(crate) pause: Duration,
 }
 
-/// When the last transfer ended, and whether the region was being re-arranged then.
-pub(crate) type Last = Option<(Instant, bool)>;
+/// When the last transfer ended, and how many [turns](Signals::turns) there had been then.
+pub(crate) type Last = Option<(Instant, u32)>;
 
 /// Sends what a piece of the region holds, then receives something new into it; piece after piece,
 /// round and round.
@@ -78,10 +78,12 @@ impl Stream<'_> {
     /// A transfer has ended.
     fn note_gap(&mut self) {
         // Relaxed: as above.
-        let (now, busy) = (Instant::now(), self.signals.busy.load(Ordering::Relaxed));
-        if let Some((last, was_busy)) = self.last.replace((now, busy)) {
+        let (now, turns) = (Instant::now(), self.signals.turns.load(Ordering::Relaxed));
+        if let Some((last, before)) = self.last.replace((now, turns)) {
             let outcome = &mut self.outcome;
-            let kind = if busy || was_busy { &mut outcome.pause } else { &mut outcome.calm };
+            // Also if it began and ended in between.
+            let is_pause = turns != before || !turns.is_multiple_of(2);
+            let kind = if is_pause { &mut outcome.pause } else { &mut outcome.calm };
             *kind = (now - last).max(*kind);
         }
     }
