@@ -11,6 +11,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::mapping_room::MappingRoom;
 use crate::registrar::verbs::ffi::ibv_mr;
 use crate::sync::{AtomicU32, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use pinfold_core::{AddressRange, Change, Cover, Lost, MappingKind};
@@ -437,6 +438,16 @@ impl Best {
         Ok(vec![Mapping { range }])
     }
 
+    #[allow(clippy::unnecessary_wraps, clippy::unused_self)] // as the part expects it
+    pub(crate) const fn may_have_hugetlb(&self, _: AddressRange) -> std::io::Result<bool> {
+        Ok(false)
+    }
+
+    #[allow(clippy::unnecessary_wraps, clippy::unused_self)] // as the part expects it
+    pub(crate) const fn count_mappings(&self) -> std::io::Result<usize> {
+        Ok(0)
+    }
+
     /// Nothing is watched less for it: a monitor may report more than is asked for.
     #[allow(clippy::unused_self)] // as the part expects it
     pub(crate) const fn unwatch(&self, _: AddressRange) {}
@@ -552,7 +563,8 @@ mod tests {
     ) -> Arc<Keeper> {
         let children = Box::leak(Box::new(Children::new().unwrap()));
         let limit = Limit { bytes: 1 << 20, regions };
-        Arc::new(Keeper::new(Arc::new(Best(Arc::clone(world))), limit, admission, children))
+        let monitor = Arc::new(Best(Arc::clone(world)));
+        Arc::new(Keeper::new(monitor, limit, admission, children, MappingRoom::of(None)))
     }
 
     /// Registers as the program does: finds what is kept, else has it registered and kept.

@@ -46,6 +46,9 @@ mod log;
 #[path = "../../pinfold/src/pool/map.rs"]
 mod map;
 #[cfg(loom)]
+#[path = "../../pinfold-preload/src/mapping_room.rs"]
+mod mapping_room;
+#[cfg(loom)]
 #[path = "../../pinfold/src/monitor/members.rs"]
 mod members;
 #[cfg(loom)]

@@ -36,6 +36,7 @@ use crate::heap::secure_room;
 use crate::holding::Holding;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::hooks::note_kept;
+use crate::mapping_room::MappingRoom;
 use crate::real::{Real, real};
 use crate::reasons::Reason;
 use crate::report::Totals;
@@ -83,6 +84,7 @@ pub(crate) struct Keeper {
     at_work: PriorityGate,
     /// Notified whenever registrations have been given back to libibverbs.
     departed: Condvar,
+    mapping_room: MappingRoom,
 }
 
 #[derive(Debug)]
@@ -124,6 +126,7 @@ impl Keeper {
         limit: Limit,
         admission: &'static Admission,
         children: &'static Children,
+        mapping_room: MappingRoom,
     ) -> Self {
         // Nothing is registered yet, so what happened before concerns nothing.
         let start = monitor.replay(Position::NOWHERE, &mut |_| ());
@@ -145,7 +148,7 @@ impl Keeper {
         // A program's filter may answer the gates' system call, which the C library's locks do not make, with a signal.
         let may_wait = || !sandbox::is_the_program_s();
         let (at_books, at_work) = (PriorityGate::new(may_wait), PriorityGate::new(may_wait));
-        Self { monitor, admission, children, books, at_books, at_work, departed }
+        Self { monitor, admission, children, books, at_books, at_work, departed, mapping_room }
     }
 
     /// An idle registration of exactly this, the program's from now on.
@@ -212,8 +215,14 @@ impl Keeper {
         Ok(place)
     }
 
-    /// Why the monitor does not cover `range` from now on, if it does not.
+    /// Why what is registered in `range` is not kept, if it is not: otherwise the monitor covers it from now on.
     fn obstacle(&self, range: AddressRange) -> Option<Reason> {
+        if self.monitor.may_have_hugetlb(range).unwrap_or(true) {
+            return Some(Reason::HugePagePool);
+        }
+        if !self.mapping_room.has_room(|| self.monitor.count_mappings().ok()) {
+            return Some(Reason::ManyMappings);
+        }
         match self.monitor.watch(range) {
             Watch::Covered => self.monitor.change_pending(range).then_some(Reason::Changing),
             Watch::Uncovered(Uncovered::Mapping(_)) => Some(Reason::KindOfMemory),
@@ -803,7 +812,8 @@ mod tests {
         let monitor = best_without_loading(Path::new("/none")).unwrap();
         let admission = ADMISSION.get_or_init(Admission::new);
         let children = CHILDREN.get_or_init(|| Children::new().unwrap());
-        Keeper::new(Arc::new(monitor), Limit { bytes: 1 << 20, regions: 16 }, admission, children)
+        let (limit, room) = (Limit { bytes: 1 << 20, regions: 16 }, MappingRoom::of(None));
+        Keeper::new(Arc::new(monitor), limit, admission, children, room)
     }
 
     /// Of a registration that was never made.

@@ -38,7 +38,7 @@
 //! filters), `complaint` (standard error), `environment` (variables), `elf`, `sync` (seams), `raw` (system calls by the instruction), `main_thread` (a `main` that leaves), `apart` (a stack of our own), `device` (which open file a descriptor stands for), `steps` (one deregistration on two threads), `hooks` (apart from all
 //! others), `rank` (of a job), `settings`, `rights`, `modules` (what is loaded), `caller` (which module calls), `found` (what is looked for once), `real` (libibverbs itself), `holding` (a thread that waits for itself),
 //! `store` (what is registered and watched), `admission` (what is worth keeping), `children` (what forked children do to
-//! it), `report`, `keeper` (finds, registers, keeps), `process` (all of it, also after a fork), `calls`
+//! it), `report`, `mapping_room` (how many mappings may be watched), `keeper` (finds, registers, keeps), `process` (all of it, also after a fork), `calls`
 //! (what each function does), `libfabric` (a monitor for its cache), `exports` (their names).
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
@@ -63,6 +63,7 @@ mod keeper;
 mod libfabric;
 mod linked;
 mod main_thread;
+mod mapping_room;
 mod modules;
 mod process;
 mod rank;

@@ -18,6 +18,7 @@ use crate::device::Table;
 use crate::heap::secure_room;
 use crate::holding::is_interrupted;
 use crate::keeper::{Keeper, Monitored};
+use crate::mapping_room::MappingRoom;
 use crate::real::real;
 use crate::reasons::{Reason, Reasons};
 use crate::report::{Account, Report, Totals};
@@ -26,6 +27,7 @@ use crate::store::{Key, Limit};
 use crate::{environment, main_thread, sandbox, sanitizer, steps};
 use pinfold::Config;
 use pinfold::allocator::{self, Policy};
+use pinfold::budget::Discovery;
 use pinfold::limits::Limits;
 use pinfold::monitor::{Choice, best_without_loading, notify};
 use pinfold::registrar::verbs::ffi::ibv_mr;
@@ -292,9 +294,11 @@ impl Process {
                              registered would be missing";
             return Err((Reason::KeptFromChildren, complaint.into()));
         }
-        let limit = limit(&self.settings);
+        let limits = Limits::read();
+        let limit = limit(&self.settings, &limits);
         let monitor = monitor().map_err(|complaint| (Reason::NoMonitor, complaint))?;
-        Ok(Keeper::new(monitor, limit, &self.admission, &self.children))
+        let room = MappingRoom::of(limits.max_map_count);
+        Ok(Keeper::new(monitor, limit, &self.admission, &self.children, room))
     }
 
     /// Counts a registration that went to libibverbs as it was.
@@ -396,19 +400,22 @@ fn monitor() -> Result<Monitored, String> {
 }
 
 /// What may be kept while it is idle.
-fn limit(settings: &Settings) -> Limit {
+fn limit(settings: &Settings, limits: &Limits) -> Limit {
     let default = Config::keeping_all();
     Limit {
-        bytes: settings.max_bytes.unwrap_or_else(|| affordable(default.max_bytes)),
+        bytes: settings.max_bytes.unwrap_or_else(|| affordable(limits, default.max_bytes)),
         regions: settings.max_regions.unwrap_or(default.max_regions),
     }
 }
 
 /// Bytes to keep unless told otherwise: half of what the kernel lets this process pin, so that the
-/// program's own registrations have the other half.
-fn affordable(at_most: usize) -> usize {
-    let half = Limits::read().enforced().bytes().map(|bytes| bytes / 2);
-    half.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(at_most).clamp(4096, at_most)
+/// program's own registrations have the other half; and a quarter of what its control groups let it use, because the kernel
+/// copies pages that are pinned for a forked child.
+fn affordable(limits: &Limits, at_most: usize) -> usize {
+    let half = limits.enforced().bytes().map(|bytes| bytes / 2);
+    let quarter = Discovery::group_limit().map(|bytes| bytes / 4);
+    let least = half.into_iter().chain(quarter).min();
+    least.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(at_most).clamp(4096, at_most)
 }
 
 fn refuse(why: &str) {

@@ -14,7 +14,9 @@ pub(crate) enum Reason {
     OverBudget,
     NoRoom,
     KindOfMemory,
+    HugePagePool,
     WatchRefused,
+    ManyMappings,
     ManyChanges,
     Changing,
     NoMonitor,
@@ -29,7 +31,7 @@ pub(crate) enum Reason {
 use Reason::*;
 
 impl Reason {
-    pub(crate) const ALL: [Self; 21] = [
+    pub(crate) const ALL: [Self; 23] = [
         EarlyUse,
         RemoteRights,
         OnDemand,
@@ -41,7 +43,9 @@ impl Reason {
         OverBudget,
         NoRoom,
         KindOfMemory,
+        HugePagePool,
         WatchRefused,
+        ManyMappings,
         ManyChanges,
         Changing,
         NoMonitor,
@@ -67,7 +71,9 @@ impl Reason {
             OverBudget => "more bytes than may be kept",
             NoRoom => "no memory for the library itself (RLIMIT_AS, RLIMIT_DATA)",
             KindOfMemory => "a kind of memory that the monitor does not watch",
+            HugePagePool => "huge pages of a pool (hugetlbfs), which would lack them",
             WatchRefused => "memory that the kernel does not let the monitor watch",
+            ManyMappings => "half as many mappings as the process may have (vm.max_map_count)",
             ManyChanges => "changes of watched memory that followed each other",
             Changing => "memory that was changing",
             NoMonitor => "no monitor could start",

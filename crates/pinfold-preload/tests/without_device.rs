@@ -935,6 +935,31 @@ fn what_is_not_kept_is_counted_for_its_reason_with_what_changes_it() {
     assert!(sums.iter().all(|sum| line.contains(sum)), "{line}");
 }
 
+/// Its own `malloc` would fail once it has as many mappings as it may have.
+#[test]
+fn an_arena_that_is_registered_as_it_grows_does_not_use_up_the_process_s_mappings() {
+    let Some((output, statistics)) = run(&["grows_an_arena"]) else { return };
+    assert_eq!(said(&output), done());
+    let line = std::fs::read_to_string(statistics).unwrap();
+    let why = "half as many mappings as the process may have (vm.max_map_count)";
+    let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    // More may be allowed than the program makes.
+    let is_refused = allowed.trim().parse::<usize>().unwrap() / 2 < 69_000;
+    assert_eq!(line.contains(why), is_refused, "{line}");
+}
+
+#[test]
+fn huge_pages_of_a_pool_are_not_kept() {
+    let Some((output, statistics)) = run(&["uses_huge_pages"]) else { return };
+    if output.stdout == b"no huge pages\n" {
+        return eprintln!("skipped: no huge page is set aside (vm.nr_hugepages)");
+    }
+    assert_eq!(said(&output), done());
+    let line = std::fs::read_to_string(statistics).unwrap();
+    let why = "huge pages of a pool (hugetlbfs), which would lack them";
+    assert!(line.contains(&not_kept(why, "null", 7)) && line.contains("\"per_use\":7,"), "{line}");
+}
+
 #[test]
 fn memory_that_libibverbs_keeps_from_children_has_a_reason_of_its_own() {
     let case = run_with(&["holds_until_the_end"], &[("IBV_FORK_SAFE", "1")]);

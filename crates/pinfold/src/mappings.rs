@@ -15,6 +15,7 @@
 
 use crate::descriptor::KnownDescriptor;
 use crate::{Access, AddressRange, BadAddress, MappingKind};
+use pinfold_kernel::process::page_bytes;
 use pinfold_kernel::{Errno, descriptor, procmap, procmap::ProcmapQuery};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -66,6 +67,19 @@ impl Mapping {
 /// descriptor is left.
 pub fn mappings_in(range: AddressRange) -> io::Result<Vec<Mapping>> {
     Ok(ask_once(range)?)
+}
+
+/// Whether a mapping in `range` may have pages of a pool of huge pages (`hugetlbfs`). Those that are shared are told from others
+/// since Linux 6.11.
+pub(crate) fn may_have_hugetlb(range: AddressRange) -> Result<bool, Errno> {
+    let maps = OpenMaps::new()?;
+    let mut found = false;
+    maps.visit(range, |mapping| {
+        let bytes = || maps.page_bytes(mapping.range.start());
+        found |= mapping.kind == MappingKind::PrivateHuge
+            || bytes().is_some_and(|bytes| bytes > page_bytes());
+    })?;
+    Ok(found)
 }
 
 /// Why a device refused `range` for a use with the rights `access`, in so far as the table of

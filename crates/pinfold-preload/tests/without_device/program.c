@@ -593,6 +593,42 @@ static void not_kept(void)
 	puts("done");
 }
 
+/* An arena that is registered page by page as it grows: each page would stay a mapping of its own, and a process may have
+ * 65,530. */
+static void grows_an_arena(void)
+{
+	enum { PAGES = 70000, PAGE = 4096 };
+	char *arena = mmap(NULL, (size_t)PAGES * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	CHECK(arena != MAP_FAILED);
+	begin();
+	for (size_t i = 0; i < PAGES; i++) {
+		char *page = arena + i * PAGE;
+
+		CHECK(!mprotect(page, PAGE, PROT_READ | PROT_WRITE));
+		page[0] = 1;
+		registered_with(page, PAGE, 1, 3);
+	}
+	puts("done");
+}
+
+/* What is pinned of a pool is missing in it, though the program has unmapped it. */
+static void uses_huge_pages(void)
+{
+	enum { HUGE_PAGE = 2 << 20 };
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB;
+	char *huge = mmap(NULL, HUGE_PAGE, PROT_READ | PROT_WRITE, flags, -1, 0);
+
+	if (huge == MAP_FAILED) {
+		puts("no huge pages");
+		return;
+	}
+	begin();
+	registered_with(huge, HUGE_PAGE, 1, 1 + 3);
+	registered_with(huge + BYTES, BYTES, 1, 1 + 4);
+	puts("done");
+}
+
 /* Watched memory changes often, of which nothing is kept, while something next to it is: the thread that deregisters
  * looks once in a while, and not at each change. */
 static void changes_often(void)
@@ -1933,6 +1969,8 @@ static const struct {
 	{ "holds_until_the_end", holds_until_the_end },
 	{ "threads_begin_at_once", threads_begin_at_once },
 	{ "changes_often", changes_often },
+	{ "grows_an_arena", grows_an_arena },
+	{ "uses_huge_pages", uses_huge_pages },
 	{ "registers_nothing", registers_nothing },
 	{ "registers_once", registers_once },
 	{ "not_kept", not_kept },

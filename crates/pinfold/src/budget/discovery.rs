@@ -193,6 +193,13 @@ impl Discovery {
         }
     }
 
+    /// The least that a control group of this process lets its processes use, in bytes (`memory.max`, or
+    /// `memory.limit_in_bytes`). `None` where none does. Some ten system calls.
+    pub fn group_limit() -> Option<u64> {
+        let (groups, _incomplete) = groups(&Machine::this());
+        groups.into_iter().filter_map(|group| group.max.value.ok().flatten()).min()
+    }
+
     /// What may have changed since: `RLIMIT_MEMLOCK`, the privilege and, for io_uring and if they are wanted, the
     /// rings; everything else is [`Unread::Untold`].
     pub(super) fn limits_below(root: &Path, kind: Kind, reads_rings: bool) -> Self {

@@ -23,7 +23,7 @@ use super::none::NoMonitor;
 use super::start::StartError;
 use super::userfaultfd::{Pause, Userfaultfd};
 use super::with_feed::{Combinable, WithFeed};
-use crate::mappings::Mapping;
+use crate::mappings::{self, Mapping};
 use crate::{
     AddressRange, Change, ChangeMark, Cover, Lost, MappingKind, Monitor, Position, Replay,
     Sequence, Watch,
@@ -224,6 +224,37 @@ impl Best {
         match &self.active {
             Active::Userfaultfd(monitor) => Ok(monitor.monitor().mappings_in(range)?),
             Active::Ebpf(_) | Active::NoMonitor(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// Whether a mapping in `range` may have pages of a pool of huge pages (`hugetlbfs`): while they are registered, the pool
+    /// lacks them, also when the program has unmapped or discarded them. Shared ones are told from others since Linux 6.11.
+    ///
+    /// # Errors
+    ///
+    /// As [`mappings_in`](crate::mappings::mappings_in).
+    pub fn may_have_hugetlb(&self, range: AddressRange) -> io::Result<bool> {
+        match &self.active {
+            // It watches no others.
+            Active::Userfaultfd(monitor) => {
+                let mappings = monitor.monitor().mappings_in(range)?;
+                Ok(mappings.iter().any(|mapping| mapping.kind == MappingKind::PrivateHuge))
+            }
+            Active::Ebpf(_) => Ok(mappings::may_have_hugetlb(range)?),
+            Active::NoMonitor(_) => Ok(false),
+        }
+    }
+
+    /// How many mappings the process has, where this monitor watches mappings, whose parts do not become one with parts that
+    /// it does not watch; 0 where it watches none. Takes some 0.3 us for each.
+    ///
+    /// # Errors
+    ///
+    /// As [`mappings_in`](crate::mappings::mappings_in).
+    pub fn count_mappings(&self) -> io::Result<usize> {
+        match &self.active {
+            Active::Userfaultfd(monitor) => Ok(monitor.monitor().count_mappings()?),
+            Active::Ebpf(_) | Active::NoMonitor(_) => Ok(0),
         }
     }
 

@@ -425,6 +425,13 @@ impl Userfaultfd {
         self.maps.overlapping(range)
     }
 
+    /// How many mappings the process has.
+    pub(super) fn count_mappings(&self) -> Result<usize, Errno> {
+        let mut count = 0;
+        self.maps.visit(AddressRange::EVERYTHING, |_| count += 1)?;
+        Ok(count)
+    }
+
     /// Held by a call that has mappings watched, for a moment at least. `None` if a [`pause`](Self::pause) outlasts
     /// [`Patience`]: the program's call that is made in it may itself wait for this thread, as `mremap` does for the thread that
     /// reads the program's own userfaultfd.
