@@ -360,6 +360,23 @@ pub fn run_before_all() -> bool {
         || most_real_time_priority().is_some_and(run_in_real_time)
 }
 
+/// Where the calling thread runs in real time, has it run before threads of its present priority: with one step more. False if it
+/// does not, or the process may not ask for that.
+///
+/// Threads and processes that this one starts do not inherit it.
+pub fn run_before_equals() -> bool {
+    // SAFETY: the calls take numbers, and the kernel fills the parameters.
+    let (policy, priority) = unsafe {
+        let mut parameters: libc::sched_param = std::mem::zeroed();
+        let policy = libc::syscall(libc::SYS_sched_getscheduler, 0);
+        let failed = libc::syscall(libc::SYS_sched_getparam, 0, &raw mut parameters) != 0;
+        (policy, if failed { 0 } else { parameters.sched_priority })
+    };
+    let policy = policy & !libc::c_long::from(libc::SCHED_RESET_ON_FORK);
+    let is_real_time = [libc::SCHED_FIFO, libc::SCHED_RR].map(libc::c_long::from).contains(&policy);
+    is_real_time && run_in_real_time(priority + 1)
+}
+
 fn run_in_real_time(priority: libc::c_int) -> bool {
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
     let parameters = libc::sched_param { sched_priority: priority };
@@ -545,8 +562,23 @@ mod tests {
         assert_eq!(processors().unwrap(), all, "other threads stay free");
         assert_eq!(stay_on(usize::MAX), Err(Errno(libc::EINVAL)));
     }
+    use crate::priority::priority_of;
     use std::sync::atomic::AtomicBool;
     use std::sync::{Mutex, mpsc};
+
+    #[test]
+    fn a_thread_in_real_time_runs_before_its_equals() {
+        let thread = std::thread::spawn(|| {
+            let before = priority_of(thread_id());
+            assert!(!run_before_equals() && priority_of(thread_id()) == before);
+            if !run_in_real_time(1) {
+                return eprintln!("skipped: no real-time priority may be had");
+            }
+            assert!(run_before_equals());
+            assert_eq!(priority_of(thread_id()), Some(-3), "-1 and one less for each step");
+        });
+        thread.join().unwrap();
+    }
 
     fn is_blocked(signal: libc::c_int) -> bool {
         let mut now = MaybeUninit::<libc::sigset_t>::uninit();

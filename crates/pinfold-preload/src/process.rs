@@ -35,7 +35,9 @@ use pinfold_kernel::Descriptor;
 use pinfold_kernel::futex::{futex_wait, futex_wake};
 use pinfold_kernel::mapping::AtomicPage;
 use pinfold_kernel::signal::CountedSignal;
-use pinfold_kernel::thread::{LeanThread, NotCancelled, leave_directory_and_semaphores};
+use pinfold_kernel::thread::{
+    LeanThread, NotCancelled, leave_directory_and_semaphores, run_before_equals,
+};
 use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -484,6 +486,8 @@ impl Reclaimer {
         // as the process.
         let table = unsafe { Table::of_this_thread(&self.descriptors) };
         leave_directory_and_semaphores();
+        // A thread of the program's that computes in real time would keep what was unmapped pinned for as long.
+        run_before_equals();
         self.parted.note();
         self.keeper.reclaim(&table);
     }
