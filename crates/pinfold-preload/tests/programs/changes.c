@@ -416,6 +416,44 @@ static void many_mappings(void)
 	end(context);
 }
 
+/* A program uses the whole pool: what is pinned of it when the program has given it back is missing there. */
+static void huge_page_pool(void)
+{
+	enum { WANTED = 8, HUGE_PAGE = 2 << 20 };
+	const char *pool = "/proc/sys/vm/nr_hugepages";
+	int pages = 0, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB;
+	struct ibv_context *context = begin();
+	FILE *file = fopen(pool, "w");
+	size_t bytes;
+	pid_t child;
+	int i;
+
+	CHECK(file && fprintf(file, "%d\n", WANTED) > 0 && !fclose(file));
+	CHECK((file = fopen(pool, "r")) && fscanf(file, "%d", &pages) == 1 && !fclose(file) && pages > 0);
+	bytes = (size_t)pages * HUGE_PAGE;
+	for (i = 0; i < 3; i++) {
+		CHECK((memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0)) != MAP_FAILED);
+		memset(memory, 1, bytes);
+		registered_often(pd, memory, bytes);
+		CHECK(!munmap(memory, bytes));
+	}
+	CHECK((memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0)) != MAP_FAILED);
+	memset(memory, 2, bytes);
+	registered_often(pd, memory, bytes);
+	CHECK(!madvise(memory, bytes, MADV_DONTNEED));
+	memset(memory, 3, bytes);
+	registered_often(pd, memory, bytes);
+	SAY("mapped over %d", mmap(memory, bytes, PROT_READ | PROT_WRITE, flags | MAP_FIXED, -1, 0) == memory);
+	memset(memory, 4, bytes);
+	registered_often(pd, memory, bytes);
+	fflush(stdout);
+	if (!(child = fork()))
+		_exit(0);
+	SAY("fork %d", child > 0 && waitpid(child, NULL, 0) == child);
+	CHECK(!munmap(memory, bytes) && (file = fopen(pool, "w")) && fputs("0\n", file) > 0 && !fclose(file));
+	end(context);
+}
+
 /* --- signal handlers ---------------------------------------------------------------------------- */
 
 static volatile long handled;
@@ -474,6 +512,7 @@ static const struct a_case cases[] = {
 	{ "devices_again_and_again", devices_again_and_again },
 	{ "domains_in_little_space", domains_in_little_space },
 	{ "many_mappings", many_mappings },
+	{ "huge_page_pool", huge_page_pool },
 	{ "mapped_anew_in_a_handler", mapped_anew_in_a_handler },
 	{ "interrupted", interrupted },
 };
