@@ -333,33 +333,58 @@ impl WalledMapping {
 ///
 /// Several of its methods change the mapping on purpose: they are how a monitor tests itself.
 #[derive(Debug)]
-pub struct AtomicPage(OwnedMapping);
+pub struct AtomicPage {
+    /// The page, and its walls where it has some.
+    mapping: OwnedMapping,
+    /// How many bytes of the mapping are before the page.
+    before: usize,
+}
 
 impl AtomicPage {
     /// Maps a page of zeros.
     pub fn new() -> Result<Self, Errno> {
-        OwnedMapping::new(page_bytes()).map(Self)
+        OwnedMapping::new(page_bytes()).map(Self::whole)
     }
 
     /// Maps a page of zeros that forked children share.
     pub fn shared() -> Result<Self, Errno> {
-        OwnedMapping::shared(page_bytes()).map(Self)
+        OwnedMapping::shared(page_bytes()).map(Self::whole)
+    }
+
+    /// Maps a page of zeros that becomes one mapping with no neighbour, whatever watches the two (see [`WalledMapping`]).
+    ///
+    /// To unmap it, or to have its changes reported no longer, splits no mapping that the page has become a part of, and so
+    /// succeeds in a process that has as many mappings as it may have.
+    pub fn walled() -> Result<Self, Errno> {
+        let WalledMapping(mapping) = WalledMapping::new(page_bytes())?;
+        Ok(Self { mapping, before: page_bytes() })
+    }
+
+    const fn whole(mapping: OwnedMapping) -> Self {
+        Self { mapping, before: 0 }
     }
 
     /// Its first words, for as long as the process lives.
     pub fn leak(self) -> &'static [AtomicU64; 4] {
+        let start = self.start();
+        std::mem::forget(self);
         // SAFETY: as for `word`: it is never unmapped now.
-        unsafe { self.0.leak().cast().as_ref() }
+        unsafe { start.cast().as_ref() }
+    }
+
+    fn start(&self) -> NonNull<u8> {
+        // SAFETY: the mapping has the page behind that many bytes.
+        unsafe { self.mapping.start.add(self.before) }
     }
 
     /// Where it is.
     pub fn address(&self) -> usize {
-        self.0.start.addr().get()
+        self.start().addr().get()
     }
 
     /// How long it is.
     pub fn bytes(&self) -> usize {
-        self.0.bytes
+        page_bytes()
     }
 
     /// The page's first word.
@@ -367,12 +392,17 @@ impl AtomicPage {
         // SAFETY: the page is mapped readable and writable, aligned and zero-filled for as long as
         // `self` lives, and is accessed through this reference alone. The kernel may set it to
         // zero behind our back (in a forked child, on `discard`); an atomic read bears that.
-        unsafe { self.0.start.cast().as_ref() }
+        unsafe { self.start().cast().as_ref() }
     }
 
     /// From now on a forked child finds zeros here. Linux 4.14.
     pub fn wipe_on_fork(&self) -> Result<(), Errno> {
-        self.0.wipe_on_fork()
+        self.advise(libc::MADV_WIPEONFORK)
+    }
+
+    fn advise(&self, advice: libc::c_int) -> Result<(), Errno> {
+        // SAFETY: the page is ours, and none of these advices unmaps it; an atomic read bears that it becomes zero.
+        done(unsafe { libc::madvise(self.start().as_ptr().cast(), self.bytes(), advice) })
     }
 
     /// Drops the contents: they read as zero again. A page that the program has locked, with all others
@@ -382,16 +412,16 @@ impl AtomicPage {
         const TRIES: usize = 64;
         /// `MADV_DONTNEED_LOCKED` (Linux 5.18).
         const LOCKED_OR_NOT: libc::c_int = 24;
-        let mut answer = self.0.advise(libc::MADV_DONTNEED);
+        let mut answer = self.advise(libc::MADV_DONTNEED);
         for _ in 0..TRIES {
             if answer != Err(Errno(libc::EINVAL)) {
                 return answer;
             }
-            answer = self.0.advise(LOCKED_OR_NOT);
+            answer = self.advise(LOCKED_OR_NOT);
             if answer == Err(Errno(libc::EINVAL)) {
                 // SAFETY: the page is ours, and stays as it is.
-                done(unsafe { libc::munlock(self.0.start.as_ptr().cast(), self.0.bytes) })?;
-                answer = self.0.advise(libc::MADV_DONTNEED);
+                done(unsafe { libc::munlock(self.start().as_ptr().cast(), self.bytes()) })?;
+                answer = self.advise(libc::MADV_DONTNEED);
             }
         }
         answer
@@ -399,16 +429,18 @@ impl AtomicPage {
 
     /// Maps a fresh page over this one.
     pub fn replace(&self) -> Result<(), Errno> {
-        let (start, kind) = (self.0.start.as_ptr().cast(), PRIVATE | libc::MAP_FIXED);
+        let (start, kind) = (self.start().as_ptr().cast(), PRIVATE | libc::MAP_FIXED);
         // SAFETY: the page is ours and stays mapped: the kernel swaps it in one step.
-        let start = unsafe { libc::mmap(start, self.0.bytes, RIGHTS, kind, -1, 0) };
+        let start = unsafe { libc::mmap(start, self.bytes(), RIGHTS, kind, -1, 0) };
         if start == libc::MAP_FAILED { Err(last_errno()) } else { Ok(()) }
     }
 
     /// Moves the contents to a new page and leaves this one empty. Linux 5.7.
     pub fn move_contents(&self) -> Result<Self, Errno> {
         let to = Self::new()?;
-        let range = |page: &Self| page.0.range().ok_or(Errno(libc::EINVAL));
+        let range = |page: &Self| {
+            AddressRange::new(page.address(), page.bytes()).map_err(|_| Errno(libc::EINVAL))
+        };
         // SAFETY: both pages are ours, of one length, and stay mapped; atomic words bear the change.
         unsafe { crate::memory::move_out(range(self)?, range(&to)?)? };
         Ok(to)
@@ -587,9 +619,65 @@ mod tests {
         assert_eq!(mapping.leave_out_of_forks(), Err(Errno(libc::EINVAL)));
     }
 
+    /// Whether exactly this page is a mapping that can be written.
+    fn is_one_mapping(page: &AtomicPage) -> bool {
+        let (start, end) = (page.address(), page.address() + page.bytes());
+        let line = format!("{start:08x}-{end:08x} rw-p");
+        let table = std::fs::read_to_string("/proc/self/maps").unwrap();
+        table.lines().any(|mapping| mapping.starts_with(&line))
+    }
+
+    /// What is mapped one after the other touches, mostly.
+    #[test]
+    fn a_walled_page_joins_no_neighbour_however_it_changes() {
+        let pages = [(); 16].map(|()| AtomicPage::walled().unwrap());
+        let between = [(); 16].map(|()| OwnedMapping::new(page_bytes()).unwrap());
+        for page in &pages {
+            page.word().store(7, Relaxed);
+            page.discard().unwrap();
+            assert_eq!((page.word().load(Relaxed), is_one_mapping(page)), (0, true));
+            page.word().store(7, Relaxed);
+            page.replace().unwrap();
+            assert_eq!((page.word().load(Relaxed), is_one_mapping(page)), (0, true));
+            page.wipe_on_fork().unwrap();
+            page.word().store(7, Relaxed);
+            assert!(is_one_mapping(page));
+        }
+        drop(between);
+    }
+
+    /// In a child, where no other test maps anything there.
+    #[test]
+    fn a_walled_page_is_wiped_in_a_child_and_unmapped_with_its_walls() {
+        let page = AtomicPage::walled().unwrap();
+        page.word().store(7, Relaxed);
+        page.wipe_on_fork().unwrap();
+        let start = page.address() - page_bytes();
+        let mut parts =
+            (0..3).map(|at| AddressRange::new(start + at * page_bytes(), page_bytes()).unwrap());
+        // SAFETY: the child asks the kernel, unmaps what is its own copy, and ends.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let is_wiped = page.word().load(Relaxed) == 0;
+                drop(page);
+                let are_gone = parts.all(|part| crate::pages::is_there(part).is_none());
+                libc::_exit(i32::from(!(is_wiped && are_gone)));
+            }
+            let mut status = -1;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            assert_eq!(status, 0);
+        }
+        assert_eq!(page.leak()[0].load(Relaxed), 7);
+    }
+
     #[test]
     fn a_page_changes_and_stays_ours() {
-        let page = AtomicPage::new().unwrap();
+        changes_and_stays(&AtomicPage::new().unwrap());
+        changes_and_stays(&AtomicPage::walled().unwrap());
+    }
+
+    fn changes_and_stays(page: &AtomicPage) {
         page.word().store(7, Relaxed);
         let moved = page.move_contents().unwrap();
         assert_eq!((page.word().load(Relaxed), moved.word().load(Relaxed)), (0, 7));
@@ -604,7 +692,7 @@ mod tests {
     fn a_locked_page_can_be_discarded() {
         let page = AtomicPage::new().unwrap();
         // SAFETY: the page is ours.
-        if unsafe { libc::mlock(page.0.start.as_ptr().cast(), page.0.bytes) } != 0 {
+        if unsafe { libc::mlock(page.start().as_ptr().cast(), page.bytes()) } != 0 {
             eprintln!("skipped: no memory may be locked here");
             return;
         }

@@ -23,7 +23,7 @@ pub(super) fn of_the_question(uffd: BorrowedFd<'_>) -> Result<(), StartError> {
     if userfaultfd::changing(uffd) != Ok(false) {
         return Err(StartError::SelfTest { missed: "the absence of changes" });
     }
-    let new_page = || AtomicPage::new().map_err(StartError::memory);
+    let new_page = || AtomicPage::walled().map_err(StartError::memory);
     let pages = [Arc::new(new_page()?), Arc::new(new_page()?)];
     must_be_watched(uffd, &pages, false)?;
     let _unread = [Unread::watch(uffd, &pages[0])?, Unread::watch(uffd, &pages[1])?];

@@ -82,7 +82,8 @@ pub struct Userfaultfd {
     source: Arc<DiscardSource>,
     uffd: KnownDescriptor,
     maps: OpenMaps,
-    /// Watched; a change of it wakes the reader. `None` once dropped.
+    /// Watched; a change of it wakes the reader. Walled: memory of the program's that is watched beside it would become one
+    /// mapping with it, which the kernel does not split where the process may have no more. `None` once dropped.
     doorbell: Option<AtomicPage>,
     reader: Option<LeanThread<ReaderTask>>,
     /// What was ever watched, by whole mappings. The lock guards the writer's place; it is taken by
@@ -153,7 +154,7 @@ impl Userfaultfd {
     pub fn new() -> Result<Self, StartError> {
         let uffd = open_uffd()?;
         let maps = OpenMaps::new().map_err(StartError::open)?;
-        let doorbell = AtomicPage::new().map_err(StartError::memory)?;
+        let doorbell = AtomicPage::walled().map_err(StartError::memory)?;
         let unread = Unread::watch(uffd.lend(), &doorbell)?;
         self_test::of_the_question(uffd.lend())?;
         let page = range_of(&doorbell).ok_or(StartError::NoMemory { errno: libc::ENOMEM })?;

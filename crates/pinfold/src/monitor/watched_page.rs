@@ -12,7 +12,7 @@ use pinfold_kernel::{mapping::AtomicPage, userfaultfd};
 use std::os::fd::BorrowedFd;
 
 /// The watch of a page while no thread reads the events: a thread that unmapped the page would wait
-/// for ever, so the watch ends first.
+/// for ever, so the watch ends first. The page is [walled](AtomicPage::walled).
 pub(super) struct Unread<'p> {
     uffd: BorrowedFd<'p>,
     page: &'p AtomicPage,
@@ -33,7 +33,8 @@ impl<'p> Unread<'p> {
 impl Drop for Unread<'_> {
     fn drop(&mut self) {
         let (start, end) = bounds(self.page);
-        // An error means that the page has been replaced, and the new one is not watched.
+        // An error means that the page has been replaced, and the new one is not watched: it is walled, so that nothing need
+        // be split, which is refused where the process may have no more mappings.
         // SAFETY: the page is this monitor's own, and was registered for this userfaultfd.
         let _ = unsafe { userfaultfd::unregister(self.uffd, start, end) };
     }
