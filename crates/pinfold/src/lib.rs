@@ -68,6 +68,9 @@ mod in_flight;
 pub mod landing;
 pub mod limits;
 mod machine;
+#[cfg(all(test, not(loom)))]
+#[path = "../tests/map_limit/mod.rs"]
+mod map_limit;
 pub mod mappings;
 pub mod monitor;
 #[cfg(all(test, not(loom)))]

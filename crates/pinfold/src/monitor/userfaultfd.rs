@@ -377,7 +377,8 @@ impl Userfaultfd {
         try_once()
     }
 
-    /// Ends every watch. False if that cannot be done for certain.
+    /// Ends every watch. False if that cannot be done for certain, as where the process may have no more mappings and one
+    /// would have to be split.
     ///
     /// Closing the descriptor would do, were there not forked children with copies of it: as long
     /// as one lives, the kernel goes on waiting for a reader of the events.
@@ -540,7 +541,8 @@ impl Userfaultfd {
         // Without the table of mappings the watch stays, which is no error.
         let _ = self.maps.visit(range, |mapping| {
             if let Some(part) = mapping.range.intersection(&range) {
-                self.unwatch(&Mapping { range: part, ..mapping });
+                // Nor is it one that the process may have no more mappings, where a part is to be split off.
+                let _ = self.unwatch(&Mapping { range: part, ..mapping });
             }
         });
     }
@@ -576,21 +578,23 @@ impl Userfaultfd {
     /// Ends the watch of the mappings in `range` and of watched ones that touch them, and so on.
     fn unwatch_around(&self, range: AddressRange) -> Result<(), Errno> {
         let mappings = self.maps.overlapping(range)?;
-        mappings.iter().for_each(|mapping| _ = self.unwatch(mapping));
+        for mapping in &mappings {
+            self.unwatch(mapping)?;
+        }
         let (Some(first), Some(last)) = (mappings.first(), mappings.last()) else { return Ok(()) };
         if range == AddressRange::EVERYTHING {
             return Ok(());
         }
         let mut below = first.range.start();
         while let Some(mapping) = self.mapping_at(below.saturating_sub(1))? {
-            if !self.unwatch(&mapping) {
+            if !self.unwatch(&mapping)? {
                 break;
             }
             below = mapping.range.start();
         }
         let mut above = last.range.end();
         while let Some(mapping) = self.mapping_at(above)? {
-            if !self.unwatch(&mapping) {
+            if !self.unwatch(&mapping)? {
                 break;
             }
             above = mapping.range.end();
@@ -606,23 +610,32 @@ impl Userfaultfd {
     /// Ends the watch of one mapping, if there is one; false if there is none for certain. The doorbell's stays, because
     /// nothing else wakes the reader.
     ///
-    /// Registering first tells our mappings from those of another userfaultfd (`EBUSY`), which
-    /// kernels before 6.18 would let us unregister as well.
-    fn unwatch(&self, mapping: &Mapping) -> bool {
+    /// # Errors
+    ///
+    /// `ENOMEM`: some of it may be watched still. To end the watch of a part splits the mapping, and the process may have as
+    /// many mappings as it may have.
+    fn unwatch(&self, mapping: &Mapping) -> Result<bool, Errno> {
         let start = mapping.range.start();
         let watched = kind_is_covered(mapping.kind)
             && userfaultfd::watches(self.uffd.lend(), start, start + page_bytes()) != Ok(false);
         for part in self.but_for_doorbell(mapping.range).filter(|_| watched) {
-            let (start, end) = (part.start(), part.end());
-            if userfaultfd::register(self.uffd.lend(), start, end).is_ok() {
-                // An error means that it is gone, and then its change is in the log.
-                // SAFETY: registered for this userfaultfd just now, which is refused where another one watches. Before Linux
-                // 6.18 one that takes the pages between the two calls, after they were mapped anew, loses its watch: among the
-                // undetected changes of `docs/src/monitors.md`.
-                let _ = unsafe { userfaultfd::unregister(self.uffd.lend(), start, end) };
+            // Any other error means that it is another's, or gone, and then its change is in the log.
+            if let Err(errno @ Errno(libc::ENOMEM)) = self.unregister(part) {
+                return Err(errno);
             }
         }
-        watched
+        Ok(watched)
+    }
+
+    /// Registering first tells our mappings from those of another userfaultfd (`EBUSY`), which
+    /// kernels before 6.18 would let us unregister as well.
+    fn unregister(&self, part: AddressRange) -> Result<(), Errno> {
+        let (start, end) = (part.start(), part.end());
+        userfaultfd::register(self.uffd.lend(), start, end)?;
+        // SAFETY: registered for this userfaultfd just now, which is refused where another one watches. Before Linux
+        // 6.18 one that takes the pages between the two calls, after they were mapped anew, loses its watch: among the
+        // undetected changes of `docs/src/monitors.md`.
+        unsafe { userfaultfd::unregister(self.uffd.lend(), start, end) }
     }
 
     /// Ends the reader when no thread waits for it any more.
@@ -897,6 +910,7 @@ mod tests {
     use super::*;
     use crate::Position;
     use crate::descriptor::in_another_table;
+    use crate::map_limit::MapLimit;
     use crate::own_process::alone;
     use pinfold_kernel::mapping::OwnedMapping;
     use std::time::Duration;
@@ -922,6 +936,24 @@ mod tests {
         assert!(monitor.unwatch_all());
         assert_eq!(is_watched(), Ok(true));
         assert_eq!(monitor.flood(), Ok(()));
+    }
+
+    /// A drop then leaves the reader at work: as long as a forked child has a copy of the descriptor, the kernel waits for one.
+    #[test]
+    fn a_watch_that_cannot_end_because_of_the_limit_of_mappings_is_told() {
+        let name = "a_watch_that_cannot_end_because_of_the_limit_of_mappings_is_told";
+        without_other_tests(name, || {
+            let monitor = Userfaultfd::new().unwrap();
+            let room = Room::new();
+            assert_eq!(monitor.watch(room.pages(0, PAGES)), Watch::Covered);
+            let mut mapping = monitor.mapping_at(room.pages(0, 1).start()).unwrap().unwrap();
+            mapping.range = room.pages(1, 1);
+            let Some(limit) = MapLimit::reach() else { return };
+            let answer = monitor.unwatch(&mapping);
+            drop(limit);
+            assert_eq!(answer, Err(Errno(libc::ENOMEM)));
+            assert_eq!(monitor.unwatch(&mapping), Ok(true));
+        });
     }
 
     /// The kernel says that it is an old one to a thread that asks for that.
