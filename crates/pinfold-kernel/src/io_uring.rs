@@ -123,6 +123,29 @@ pub unsafe fn clear_slots(ring: BorrowedFd<'_>, first: u32, end: u32) -> Result<
     Ok(())
 }
 
+/// Whether the ring was made to be enabled later (`IORING_SETUP_R_DISABLED`), and has not been. One that is enabled stays so.
+///
+/// Asks for nothing to be submitted and for no completion to be waited for. The kernel says `EBADFD` as soon as it has found
+/// the ring, whichever thread asks and whether or not a thread of its own submits (`IORING_SETUP_SQPOLL`). False where this
+/// call is refused to the process.
+pub fn is_disabled(ring: BorrowedFd<'_>) -> bool {
+    let (none, no_mask) = (0_u32, ptr::null::<u8>());
+    // SAFETY: with no flags and no mask of signals the kernel reads no memory of ours, and with nothing to submit it takes
+    // no request from the ring.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_io_uring_enter,
+            ring.as_raw_fd(),
+            none,
+            none,
+            none,
+            no_mask,
+            0_usize,
+        )
+    };
+    checked(answer) == Err(Errno(libc::EBADFD))
+}
+
 /// The error that an impossible `io_uring_setup` meets: `EFAULT` where io_uring may be used.
 pub fn setup_refusal() -> Errno {
     // SAFETY: the parameters are null, so the kernel makes no ring and touches no memory.

@@ -583,21 +583,35 @@ fn a_ring_for_one_thread_is_refused_at_once() {
     assert!(refused.to_string().contains("IORING_SETUP_SINGLE_ISSUER"));
 }
 
-/// A ring that is not enabled yet has no issuer yet, so only the first call finds out.
+/// A ring that is not enabled yet takes calls from every thread, and only from the one that enables it afterwards.
 #[test]
-fn a_ring_that_becomes_one_threads_later_says_so_later() {
-    let made = <io_uring::IoUring>::builder().setup_single_issuer().setup_r_disabled().build(4);
-    let Ok(ring) = made else { return eprintln!("skipped: no rings with a single issuer") };
-    let registrar = registrar_of(&ring, 4).unwrap();
+fn a_ring_that_is_not_enabled_yet_is_refused_at_once() {
+    let single = Err(IoUringError::SingleIssuer);
+    is_refused_until_enabled(|_| (), Ok(()));
+    is_refused_until_enabled(|builder| _ = builder.setup_sqpoll(1), Ok(()));
+    is_refused_until_enabled(|builder| _ = builder.setup_single_issuer(), single);
+}
+
+/// `afterwards` is what an enabled ring like that is answered.
+fn is_refused_until_enabled(
+    with: impl FnOnce(&mut io_uring::Builder),
+    afterwards: Result<(), IoUringError>,
+) {
+    let mut builder = <io_uring::IoUring>::builder();
+    with(builder.setup_r_disabled());
+    let Ok(ring) = builder.build(4) else { return eprintln!("skipped: no such rings") };
+    assert_eq!(registrar_of(&ring, 4).unwrap_err(), IoUringError::Disabled);
+    assert_eq!(adopt(&ring, 0..4).unwrap_err(), IoUringError::Disabled);
+    assert!(IoUringError::Disabled.to_string().contains("enable it first"));
     ring.submitter().register_enable_rings().unwrap();
-    let memory = Memory::new(PAGE);
-    assert!(register(&registrar, memory.range()).is_ok(), "the issuer itself may");
-    let range = memory.range();
-    let error = std::thread::scope(|scope| {
-        scope.spawn(|| register(&registrar, range).unwrap_err()).join().unwrap()
-    });
-    assert!(matches!(error, RegisterError::Os { errno: libc::EEXIST, .. }), "{error:?}");
-    assert!(error.to_string().contains("IORING_SETUP_SINGLE_ISSUER"));
+    let registrar = registrar_of(&ring, 4);
+    assert_eq!(registrar.as_ref().map(drop).map_err(|&refusal| refusal), afterwards);
+    if let Ok(registrar) = registrar {
+        let memory = Memory::new(PAGE);
+        let range = memory.range();
+        let elsewhere = || register(&registrar, range).is_ok();
+        assert!(std::thread::scope(|scope| scope.spawn(elsewhere).join().unwrap()));
+    }
 }
 
 /// What container runtimes do: the call exists, and is refused.

@@ -51,7 +51,8 @@
 //!   to register and deregisters nothing.
 //! - Cached registrations are given back by whichever thread notices that they must be. A ring that
 //!   takes calls from a single thread (`IORING_SETUP_SINGLE_ISSUER`, hence also
-//!   `IORING_SETUP_DEFER_TASKRUN`) is refused when it is opened.
+//!   `IORING_SETUP_DEFER_TASKRUN`) is refused when it is opened. So is one that has not been enabled yet
+//!   (`IORING_SETUP_R_DISABLED`): the single thread is the one that enables it, and until then each thread's calls are taken.
 //!
 //! # Safety
 //!
@@ -326,6 +327,10 @@ impl IoUring {
     ) -> Result<Self, IoUringError> {
         let fork_mark = ForkMark::new(1).map_err(|e| IoUringError::os("madvise", e))?;
         let ring = Ring::duplicate(ring)?;
+        // Before the other thread's call: a ring that is enabled has its single issuer, if any, and stays so.
+        if io_uring::is_disabled(ring.fd.as_fd()) {
+            return Err(IoUringError::Disabled);
+        }
         on_another_thread(|| prepare(&ring))?;
         let slots = Slots::new(slots);
         // A page of 1 GiB takes long to register, so it is registered whole only where it is counted.
@@ -624,6 +629,12 @@ pub enum IoUringError {
          make it without IORING_SETUP_SINGLE_ISSUER and IORING_SETUP_DEFER_TASKRUN"
     )]
     SingleIssuer,
+    /// The ring has not been enabled yet: which thread's calls it takes is not known.
+    #[error(
+        "the ring has not been enabled, so it does not show yet whether it takes calls from any thread: enable it first \
+         (IORING_REGISTER_ENABLE_RINGS)"
+    )]
+    Disabled,
     /// The ring has a table of buffers already.
     #[error(
         "the ring has a table of buffers already: adopt slots of it (a registrar that was dropped \
@@ -754,5 +765,6 @@ mod tests {
         assert!(
             IoUringError::of_any_table(Errno(libc::EEXIST)).to_string().contains("SINGLE_ISSUER")
         );
+        assert!(operation(libc::EEXIST).contains("SINGLE_ISSUER"));
     }
 }
