@@ -55,6 +55,21 @@ fn a_monitor_starts_near_the_limit_of_mappings_or_says_why_not() {
         drop((started, limit));
         assert!(matches!(refusals[0], StartError::NoMemory { errno: libc::ENOMEM }));
         assert_eq!(watched(), 0, "{refusals:?}");
+        let blames_the_kernel =
+            |refusal: &StartError| matches!(refusal, StartError::SelfTest { .. });
+        assert!(!refusals.iter().any(blames_the_kernel), "{refusals:?}");
+    });
+}
+
+/// The refusal is not waited for as if the change had not taken effect yet.
+#[test]
+fn a_monitor_says_why_no_page_was_mapped_over_another() {
+    alone("a_monitor_says_why_no_page_was_mapped_over_another", || {
+        let refused = std::thread::spawn(|| {
+            forbid_mapping_over();
+            Userfaultfd::new().map(drop)
+        });
+        assert_eq!(refused.join().unwrap(), Err(StartError::NoMemory { errno: libc::ENOMEM }));
     });
 }
 

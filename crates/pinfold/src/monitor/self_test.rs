@@ -7,11 +7,12 @@ use super::start::StartError;
 use super::watched_page::{Unread, bounds, range_of};
 use crate::{AddressRange, Monitor, Position};
 use pinfold_kernel::{
-    descriptor, mapping::AtomicPage, thread, thread::LeanThread, userfaultfd, userfaultfd::Message,
+    Errno, descriptor, mapping::AtomicPage, thread, thread::LeanThread, userfaultfd,
+    userfaultfd::Message,
 };
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Tests the question whether a change is under way, before there is a reader.
@@ -38,6 +39,8 @@ pub(super) fn of_the_question(uffd: BorrowedFd<'_>) -> Result<(), StartError> {
 /// A change of one page, on a thread of its own.
 struct Change {
     page: Arc<AtomicPage>,
+    /// Why it failed; 0 as long as it has not.
+    errno: AtomicI32,
     is_done: AtomicBool,
 }
 
@@ -47,13 +50,16 @@ type Changer = std::io::Result<LeanThread<Change>>;
 fn spawn_changer(page: &Arc<AtomicPage>) -> Changer {
     // Relaxed: the thread is made after this.
     page.word().store(1, Ordering::Relaxed);
-    let change = Change { page: Arc::clone(page), is_done: AtomicBool::new(false) };
+    let (errno, is_done) = (AtomicI32::new(0), AtomicBool::new(false));
+    let change = Change { page: Arc::clone(page), errno, is_done };
     LeanThread::spawn(c"pinfold-test", change, |change| {
         // One that was joined may have its part in the process's directories for a moment longer (`do_exit` lets go of memory,
         // for which a join waits, before it does of `fs`): the program may not enter a mount namespace then.
         thread::leave_directory_and_semaphores();
-        // A failure shows as a page that keeps its contents.
-        let _ = change.page.replace();
+        if let Err(Errno(errno)) = change.page.replace() {
+            // Relaxed: the number says all there is to say.
+            change.errno.store(errno, Ordering::Relaxed);
+        }
         // Release: the replacement has returned.
         change.is_done.store(true, Ordering::Release);
     })
@@ -71,7 +77,9 @@ fn judge(
     }
     // Relaxed: the kernel swaps the page; its lock orders that after the count was raised.
     let replaced = |page: &Arc<AtomicPage>| page.word().load(Ordering::Relaxed) == 0;
-    must(|| pages.iter().all(replaced), "a page mapped over another")?;
+    let is_over = || pages.iter().all(replaced) || refused(changers).is_err();
+    must(is_over, "a page mapped over another")?;
+    refused(changers)?;
     must_be(uffd, true, "changes under way")?;
     read_one(uffd)?;
     must(|| finished(changers) == 1, "a change that ends when its event is read")?;
@@ -79,6 +87,14 @@ fn judge(
     read_one(uffd)?;
     must(|| finished(changers) == 2, "a change that ends when its event is read")?;
     must_be(uffd, false, "the end of changes")
+}
+
+/// The error of a change that the kernel refused.
+fn refused(changers: &[Changer; 2]) -> Result<(), StartError> {
+    // Relaxed: as where it is stored.
+    let errno = |changer: &LeanThread<Change>| changer.on().errno.load(Ordering::Relaxed);
+    let first = changers.iter().flatten().map(errno).find(|&errno| errno != 0);
+    first.map_or(Ok(()), |errno| Err(StartError::memory(Errno(errno))))
 }
 
 fn finished(changers: &[Changer; 2]) -> usize {
@@ -157,13 +173,13 @@ pub(super) fn of_the_events(
     watched_page: impl Fn() -> Result<AtomicPage, StartError>,
 ) -> Result<(), StartError> {
     let page = watched_page()?;
-    sees(monitor, &page, "MADV_DONTNEED", || page.discard().is_ok())?;
-    sees(monitor, &page, "mremap", || page.move_contents().is_ok())?;
+    sees(monitor, &page, "MADV_DONTNEED", || page.discard())?;
+    sees(monitor, &page, "mremap", || page.move_contents().map(drop))?;
     let page = watched_page()?;
     let range = range_of(&page);
     sees_in(monitor, range, "munmap", move || {
         drop(page);
-        true
+        Ok(())
     })
 }
 
@@ -171,7 +187,7 @@ fn sees(
     monitor: &impl Monitor,
     page: &AtomicPage,
     missed: &'static str,
-    change: impl FnOnce() -> bool,
+    change: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<(), StartError> {
     sees_in(monitor, range_of(page), missed, change)
 }
@@ -180,17 +196,17 @@ fn sees_in(
     monitor: &impl Monitor,
     range: Option<AddressRange>,
     missed: &'static str,
-    change: impl FnOnce() -> bool,
+    change: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<(), StartError> {
     let failed = StartError::SelfTest { missed };
     monitor.check().map_err(|_| failed)?;
     let before = monitor.replay(Position::NOWHERE, &mut |_| {}).up_to;
-    let changed = change();
+    change().map_err(|errno| StartError::change(missed, errno))?;
     let after = monitor.check().map_err(|_| failed)?;
     let mut seen = false;
     let replay = monitor.replay(before, &mut |entry| {
         seen |= range.is_some_and(|range| range == entry || entry.contains(&range));
     });
     let told = seen && replay.complete && replay.sequence.0 >= after.0;
-    if changed && told { Ok(()) } else { Err(failed) }
+    if told { Ok(()) } else { Err(failed) }
 }

@@ -137,10 +137,15 @@ impl StartError {
         }
     }
 
-    pub(super) fn memory(Errno(errno): Errno) -> Self {
+    pub(super) fn memory(errno: Errno) -> Self {
+        Self::change("mmap", errno)
+    }
+
+    /// Why `operation`, which maps memory or changes what is mapped, was refused.
+    pub(super) fn change(operation: &'static str, Errno(errno): Errno) -> Self {
         match errno {
             libc::ENOMEM | libc::EAGAIN => Self::NoMemory { errno },
-            errno => Self::Os { operation: "mmap", errno },
+            errno => Self::Os { operation, errno },
         }
     }
 

@@ -188,28 +188,58 @@ pub fn alarm(seconds: u32) {
 
 /// From now on this process starts no thread: the kernel says `EAGAIN`.
 pub fn forbid_threads() {
-    // Loads the system call's number and compares it with the two that start threads.
-    let statement = |code: u32, k: u32, jt, jf| libc::sock_filter {
-        code: u16::try_from(code).unwrap(),
-        jt,
-        jf,
-        k,
-    };
-    let load = statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0);
-    let is = |number: c_long, jt, jf| {
-        let number = u32::try_from(number).unwrap();
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number, jt, jf)
-    };
-    let answer = |with| statement(libc::BPF_RET | libc::BPF_K, with, 0, 0);
-    let refuse = libc::SECCOMP_RET_ERRNO | libc::EAGAIN.unsigned_abs();
-    let mut filter = [
-        load,
+    // Compares the system call's number with the two that start threads.
+    install([
+        load(NUMBER),
         is(libc::SYS_clone3, 1, 0),
         is(libc::SYS_clone, 0, 1),
-        answer(refuse),
+        refuse(libc::EAGAIN),
         answer(libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: 5, filter: filter.as_mut_ptr() };
+    ]);
+}
+
+/// From now on this thread, and those that it starts, map nothing over another mapping: the kernel says `ENOMEM`.
+pub fn forbid_mapping_over() {
+    /// `args[3]` of `seccomp_data`, its low half.
+    const FLAGS: u32 = 16 + 3 * 8;
+    install([
+        load(NUMBER),
+        is(libc::SYS_mmap, 0, 3),
+        load(FLAGS),
+        statement(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, libc::MAP_FIXED as u32, 0, 1),
+        refuse(libc::ENOMEM),
+        answer(libc::SECCOMP_RET_ALLOW),
+    ]);
+}
+
+/// `nr` of `seccomp_data`.
+const NUMBER: u32 = 0;
+
+fn statement(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k }
+}
+
+fn load(at: u32) -> libc::sock_filter {
+    statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at, 0, 0)
+}
+
+fn is(number: c_long, jt: u8, jf: u8) -> libc::sock_filter {
+    let number = u32::try_from(number).unwrap();
+    statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number, jt, jf)
+}
+
+fn answer(with: u32) -> libc::sock_filter {
+    statement(libc::BPF_RET | libc::BPF_K, with, 0, 0)
+}
+
+fn refuse(errno: c_int) -> libc::sock_filter {
+    answer(libc::SECCOMP_RET_ERRNO | errno.unsigned_abs())
+}
+
+/// For this thread, and those that it starts.
+fn install<const LENGTH: usize>(mut filter: [libc::sock_filter; LENGTH]) {
+    let len = u16::try_from(LENGTH).unwrap();
+    let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
     // SAFETY: the program and its statements are read during the call.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
