@@ -70,7 +70,7 @@ pub enum StartError {
     /// The thread that reads the events could not be started.
     #[error(
         "the thread that reads the events could not be started (errno {errno}): raise RLIMIT_NPROC \
-         (`ulimit -u`) or the control group's pids.max"
+         (`ulimit -u`), the control group's pids.max, or vm.max_map_count if the process has that many mappings"
     )]
     Thread {
         /// The kernel's error number.
