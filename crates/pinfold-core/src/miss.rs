@@ -162,6 +162,7 @@ struct Flown {
 }
 
 /// Why a registration did not become a lease.
+#[derive(Clone, Copy)]
 enum Unlanded {
     Refused(RegisterError),
     /// The system counted so much for it, and the budget has no more than was planned: it was deregistered.
@@ -209,6 +210,10 @@ struct Attempt {
     is_sampled: bool,
     /// What the rounds took in which more than was asked for was refused, where that was measured. In nanoseconds.
     refused: u64,
+    /// What was to be kept, was not had, and is tried again.
+    retracted: Option<(AddressRange, Decision)>,
+    /// Whom it has asked for room.
+    recalls: Recalls,
     begun: Begun,
 }
 
@@ -225,6 +230,8 @@ impl Attempt {
             is_for_this_use: false,
             is_sampled: false,
             refused: 0,
+            retracted: None,
+            recalls: Recalls::new(),
             begun,
         }
     }
@@ -289,9 +296,6 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         // The range that was paid for.
         let pages = self.pages_of(want);
         attempt.is_narrow = matches!(attempt.begun.uses, Uses::Worth(_, range) if range == pages);
-        let mut recalls = Recalls::new();
-        // What was to be kept, was not had, and is tried again.
-        let mut retracted = None;
         loop {
             // Forked inside the device or a callback.
             self.refuse_child()?;
@@ -304,11 +308,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             let reading = since(reading, began);
             // In each round: the mapping may have changed meanwhile.
             let plan = self.plan(want, terms, &attempt);
-            let asked = match attempt.begun.answer {
-                Answer::Current if !is_sampled => None,
-                Answer::News(seen) if !is_sampled => Some(Checkup::of(seen)),
-                _ => Some(self.0.ask(is_sampled)),
-            };
+            let asked = self.ask_unless_answered(attempt.begun.answer, is_sampled);
             let mut room = Lists::room_for(self.0.index.next_place());
             // Written where it is used: to hand it on from call to call would take as long as to look up a region.
             let mut step = Ok(Step::Again);
@@ -331,23 +331,13 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                     gate.wait(attempt.begun.until)
                         .map_err(|range| GetError::Suspended { range })?;
                 }
-                Ok(Step::MakeRoom(spent)) => {
-                    let made = self.make_room(spent, &mut recalls);
-                    let has_counted_more = attempt.counted != Amount::ZERO
-                        && retracted.is_some_and(|it: (AddressRange, Decision)| it.1.is_judged());
-                    self.abandon_unless_same(want, &mut retracted, &made)?;
-                    match made {
-                        // A use that is rented is planned for, and not counted behind.
-                        Err(GetError::Exhausted(_)) if has_counted_more => {
-                            (attempt.is_for_this_use, attempt.counted) = (true, Amount::ZERO);
-                        }
-                        made => attempt.past_budget = made?,
-                    }
-                }
+                Ok(Step::MakeRoom(spent)) => self.make_room_and_note(want, &mut attempt, spent)?,
                 Ok(Step::Register(mut enlisted)) => {
                     let (tried, decision) = (enlisted.plan, enlisted.decision);
                     // What is registered may be another range by now.
-                    if let Some(other) = retracted.take_if(|(range, _)| *range != tried.range) {
+                    if let Some(other) =
+                        attempt.retracted.take_if(|(range, _)| *range != tried.range)
+                    {
                         self.note_not_had(want, other)?;
                     }
                     // SAFETY: the caller's promise.
@@ -362,26 +352,71 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                             return Ok(lease);
                         }
                         Err(unlanded) => {
-                            let took = since(began, now());
-                            let not_had = (tried.range, decision);
-                            retracted = unlanded.is_tried_again().then_some(not_had);
-                            match unlanded {
-                                Unlanded::CountsMore(amount) => attempt.counted = amount,
-                                Unlanded::Refused(error) => {
-                                    let recovered = self.recover(want, tried, error, &mut recalls);
-                                    self.abandon_unless_same(want, &mut retracted, &recovered)?;
-                                    if recovered? {
-                                        attempt.is_narrow = true;
-                                        let took = took.unwrap_or(0);
-                                        attempt.refused = attempt.refused.saturating_add(took);
-                                    }
-                                }
-                            }
+                            let took = since(began, now()).unwrap_or(0);
+                            let not_had = (tried, decision);
+                            self.recover_and_note(want, &mut attempt, not_had, unlanded, took)?;
                         }
                     }
                 }
             }
         }
+    }
+
+    /// Asks the monitor, unless the get has its answer already, and what asking takes is not measured.
+    fn ask_unless_answered(self, answer: Answer, is_sampled: bool) -> Option<Checkup> {
+        match answer {
+            Answer::Current if !is_sampled => None,
+            Answer::News(seen) if !is_sampled => Some(Checkup::of(seen)),
+            _ => Some(self.0.ask(is_sampled)),
+        }
+    }
+
+    /// A budget is spent: makes room for the next round, or has that go on without.
+    fn make_room_and_note(
+        self,
+        want: &Want,
+        attempt: &mut Attempt,
+        spent: Spent,
+    ) -> Result<(), GetError> {
+        let made = self.make_room(spent, &mut attempt.recalls);
+        let has_counted_more = attempt.counted != Amount::ZERO
+            && attempt.retracted.is_some_and(|(_, decision)| decision.is_judged());
+        self.abandon_unless_same(want, &mut attempt.retracted, &made)?;
+        match made {
+            // A use that is rented is planned for, and not counted behind.
+            Err(GetError::Exhausted(_)) if has_counted_more => {
+                (attempt.is_for_this_use, attempt.counted) = (true, Amount::ZERO);
+            }
+            made => attempt.past_budget = made?,
+        }
+        Ok(())
+    }
+
+    /// A registration did not become a lease: what the next round is to try, if anything. It took so many nanoseconds, if that was
+    /// measured.
+    fn recover_and_note(
+        self,
+        want: &Want,
+        attempt: &mut Attempt,
+        (tried, decision): (Plan, Decision),
+        unlanded: Unlanded,
+        took: u64,
+    ) -> Result<(), GetError> {
+        attempt.retracted = unlanded.is_tried_again().then_some((tried.range, decision));
+        let error = match unlanded {
+            Unlanded::CountsMore(amount) => {
+                attempt.counted = amount;
+                return Ok(());
+            }
+            Unlanded::Refused(error) => error,
+        };
+        let recovered = self.recover(want, tried, error, &mut attempt.recalls);
+        self.abandon_unless_same(want, &mut attempt.retracted, &recovered)?;
+        if recovered? {
+            attempt.is_narrow = true;
+            attempt.refused = attempt.refused.saturating_add(took);
+        }
+        Ok(())
     }
 
     /// What was to be kept cannot be had, unless the `next` round is to try the same.
