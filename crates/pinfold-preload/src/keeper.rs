@@ -217,8 +217,10 @@ impl Keeper {
 
     /// Why what is registered in `range` is not kept, if it is not: otherwise the monitor covers it from now on.
     fn obstacle(&self, range: AddressRange) -> Option<Reason> {
-        if self.monitor.may_have_hugetlb(range).unwrap_or(true) {
-            return Some(Reason::HugePagePool);
+        match self.monitor.may_have_hugetlb(range) {
+            Ok(false) => {}
+            Ok(true) => return Some(Reason::HugePagePool),
+            Err(_) => return Some(Reason::WatchRefused),
         }
         if !self.mapping_room.has_room(|| self.monitor.count_mappings().ok()) {
             return Some(Reason::ManyMappings);

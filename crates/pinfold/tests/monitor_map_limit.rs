@@ -28,13 +28,20 @@ fn watched() -> usize {
 fn freed_between_two() -> usize {
     const RUN: usize = 8;
     let page = || map_flags(1, PRIVATE, -1).unwrap();
-    let (mut last, mut run) = (page(), 0);
-    while run < RUN {
+    let mut last = page();
+    // Behind the holes that there were, pages lie side by side, downwards or upwards.
+    let (mut down, mut up) = (0, 0);
+    for _ in 0..100_000 {
         let now = page();
-        run = if now + PAGE == last { run + 1 } else { 0 };
+        down = if now + PAGE == last { down + 1 } else { 0 };
+        up = if now == last + PAGE { up + 1 } else { 0 };
         last = now;
+        if down.max(up) == RUN {
+            break;
+        }
     }
-    let freed = last + 2 * PAGE;
+    assert_eq!(down.max(up), RUN, "no pages side by side");
+    let freed = if down == RUN { last + 2 * PAGE } else { last - 2 * PAGE };
     assert!(munmap(freed, PAGE));
     freed
 }

@@ -421,14 +421,15 @@ static void huge_page_pool(void)
 {
 	enum { WANTED = 8, HUGE_PAGE = 2 << 20 };
 	const char *pool = "/proc/sys/vm/nr_hugepages";
-	int pages = 0, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB;
+	int before = 0, pages = 0, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB;
 	struct ibv_context *context = begin();
-	FILE *file = fopen(pool, "w");
+	FILE *file = fopen(pool, "r");
 	size_t bytes;
 	pid_t child;
 	int i;
 
-	CHECK(file && fprintf(file, "%d\n", WANTED) > 0 && !fclose(file));
+	CHECK(file && fscanf(file, "%d", &before) == 1 && !fclose(file));
+	CHECK((file = fopen(pool, "w")) && fprintf(file, "%d\n", before + WANTED) > 0 && !fclose(file));
 	CHECK((file = fopen(pool, "r")) && fscanf(file, "%d", &pages) == 1 && !fclose(file) && pages > 0);
 	bytes = (size_t)pages * HUGE_PAGE;
 	for (i = 0; i < 3; i++) {
@@ -450,7 +451,8 @@ static void huge_page_pool(void)
 	if (!(child = fork()))
 		_exit(0);
 	SAY("fork %d", child > 0 && waitpid(child, NULL, 0) == child);
-	CHECK(!munmap(memory, bytes) && (file = fopen(pool, "w")) && fputs("0\n", file) > 0 && !fclose(file));
+	CHECK(!munmap(memory, bytes) && (file = fopen(pool, "w")));
+	CHECK(fprintf(file, "%d\n", before) > 0 && !fclose(file));
 	end(context);
 }
 

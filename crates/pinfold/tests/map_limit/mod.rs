@@ -8,7 +8,7 @@ use pinfold_kernel::process::page_bytes;
 /// How many can be given back one by one, at least.
 const SINGLE: usize = 32;
 /// A process that may have more is not filled: that takes too long.
-const MOST: usize = 1 << 21;
+const MOST: usize = 1 << 18;
 
 /// Until it is dropped, no mapping can be made or split.
 pub(crate) struct MapLimit {
