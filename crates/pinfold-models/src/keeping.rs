@@ -11,7 +11,6 @@
 
 #![allow(unsafe_code)]
 
-use crate::mapping_room::MappingRoom;
 use crate::registrar::verbs::ffi::ibv_mr;
 use crate::sync::{AtomicU32, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 use pinfold_core::{AddressRange, Change, Cover, Lost, MappingKind};
@@ -538,6 +537,7 @@ mod tests {
     use crate::children::{Children, Moves};
     use crate::exploring::explore;
     use crate::keeper::Keeper;
+    use crate::mapping_room::MappingRoom;
     use crate::monitor::Best;
     use crate::reasons::Reason;
     use crate::store::{DomainName, End, Key, Limit, Scope};
