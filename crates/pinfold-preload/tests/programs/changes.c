@@ -431,7 +431,11 @@ static void huge_page_pool(void)
 	CHECK(file && fscanf(file, "%d", &before) == 1 && !fclose(file));
 	CHECK((file = fopen(pool, "w")) && fprintf(file, "%d\n", before + WANTED) > 0 && !fclose(file));
 	CHECK((file = fopen(pool, "r")) && fscanf(file, "%d", &pages) == 1 && !fclose(file) && pages > 0);
+	/* All that others have not reserved. */
 	bytes = (size_t)pages * HUGE_PAGE;
+	while (bytes && (memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0)) == MAP_FAILED)
+		bytes -= HUGE_PAGE;
+	CHECK(bytes && !munmap(memory, bytes));
 	for (i = 0; i < 3; i++) {
 		CHECK((memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0)) != MAP_FAILED);
 		memset(memory, 1, bytes);

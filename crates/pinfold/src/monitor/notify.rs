@@ -23,7 +23,7 @@ use pinfold_ebpf::protocol::{
 use pinfold_kernel::socket;
 use pinfold_kernel::{
     descriptor::wait_readable,
-    process::effective_user,
+    process::{effective_user, overflow_user},
     socket::{is_connected, send_by_number},
 };
 use std::ffi::OsString;
@@ -259,7 +259,7 @@ impl Conversation {
     fn check_helper(&self) -> Result<(), ConnectError> {
         let uid = socket::peer(self.socket.as_fd()).map_err(|error| os("getsockopt", &error))?.uid;
         // The owner of what this process makes: its effective user.
-        if uid == 0 || uid == effective_user() {
+        if is_believed(uid, effective_user(), overflow_user) {
             Ok(())
         } else {
             Err(ConnectError::Stranger { uid })
@@ -429,11 +429,31 @@ fn field<'a>(told: &'a str, name: &str) -> Option<&'a str> {
     told.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
+/// Whether a process of user `own` believes what listens as `uid`. `unknown` gives the number of all users that have none in this
+/// user namespace: of two that show as it, each may be another.
+fn is_believed(uid: u32, own: u32, unknown: impl FnOnce() -> u32) -> bool {
+    uid == 0 || (uid == own && uid != unknown())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
     use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[test]
+    fn root_and_the_own_user_are_believed_if_each_has_a_number() {
+        let believed = |uid, own| is_believed(uid, own, || 65_534);
+        assert!(believed(0, 1000) && believed(0, 65_534) && believed(1000, 1000));
+        assert!(!believed(1000, 1001) && !believed(65_534, 1000));
+        assert!(!believed(65_534, 65_534), "two users without a number may be different ones");
+    }
+
+    #[test]
+    fn the_kernel_says_who_has_no_number() {
+        let told = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap();
+        assert_eq!(overflow_user().to_string(), told.trim());
+    }
 
     /// A name that no other test has.
     fn place() -> PathBuf {
