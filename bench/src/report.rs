@@ -86,6 +86,13 @@ impl Report {
         self::remark(remark);
     }
 
+    /// Whether `bench` is skipped, which is said, because something is `missing` on this machine.
+    pub(crate) fn is_skipped(&self, bench: &str, missing: Option<String>) -> bool {
+        let is_skipped = missing.is_some();
+        missing.into_iter().for_each(|why| self.remark(&format!("skipped: {bench}: {why}")));
+        is_skipped
+    }
+
     /// Adds a comparison with UCX.
     pub(crate) fn add(
         &mut self,

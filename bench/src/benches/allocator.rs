@@ -17,8 +17,7 @@ const ALLOCATORS: [(&str, Option<&str>); 3] = [
 
 /// One entry for each figure of each allocator that there is.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
-    if let Some(missing) = ring::missing() {
-        report.remark(&format!("skipped: allocator: {missing}"));
+    if report.is_skipped("allocator", ring::missing()) {
         return Ok(());
     }
     for (name, library) in ALLOCATORS {

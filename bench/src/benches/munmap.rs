@@ -31,8 +31,7 @@ struct Times {
 
 /// Three figures for each length.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
-    if let Some(missing) = ring::missing() {
-        report.remark(&format!("skipped: munmap: {missing}"));
+    if report.is_skipped("munmap", ring::missing()) {
         return Ok(());
     }
     SIZES.into_iter().try_for_each(|bytes| measure(options, report, bytes))

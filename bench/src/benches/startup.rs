@@ -26,8 +26,7 @@ impl Start {
 
 /// One figure for each part, and one for all of them.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
-    if let Some(missing) = ring::missing() {
-        report.remark(&format!("skipped: startup: {missing}"));
+    if report.is_skipped("startup", ring::missing()) {
         return Ok(());
     }
     // Rings are taken down in the background, so they stay until all is measured.

@@ -136,8 +136,7 @@ impl Case {
 
 /// Fails if a byte was wrong, or a transfer failed.
 pub(crate) fn run(options: Options, report: &mut Report) -> Result<(), String> {
-    if let Some(missing) = ring::missing() {
-        report.remark(&format!("skipped: suspend: {missing}"));
+    if report.is_skipped("suspend", ring::missing()) {
         return Ok(());
     }
     let (mut cases, mut moved, mut trimmed) = (Case::all(), Vec::new(), Vec::new());
