@@ -14,6 +14,7 @@ use crate::lease::{Lease, Parts};
 use crate::miss::{Answer, Begun, Miss, Outcome, Uses, Worth};
 use crate::monitor::{Lost, Monitor};
 use crate::region::{Ask, Terms, Want};
+use crate::registering::Promised;
 use crate::registrar::Registrar;
 use crate::shared::{Hit, Shared, operations};
 use crate::{Access, AddressRange};
@@ -322,6 +323,7 @@ impl<'c, R: Registrar, M: Monitor> Lookup<'c, R, M> {
     ) -> Result<Parts<'c, R::Handle>, GetError> {
         let want = Want::new(start, length, terms)?;
         // SAFETY: the caller's promise.
-        unsafe { Miss(self.0).get_slowly(&want, begun) }.map(Lease::into_parts)
+        let promised = unsafe { Promised::new(want) };
+        Miss(self.0).get_slowly(&promised, begun).map(Lease::into_parts)
     }
 }

@@ -34,7 +34,7 @@
 //! - parts of the cache: `range_index`, `index`, `unapplied` (changes that are known and not applied), `region` (its state,
 //!   the lists), `order` (of eviction), `flight`, `waits`, `callbacks`, `watchers`, `admission`, `suspended_ranges` (what
 //!   suspensions hold back), `followed_ranges` (what landing asks about), `board` (notices)
-//! - the cache: `shared` (a hit), `events`, `reclaim`, `lease`, `miss`, `get`
+//! - the cache: `shared` (a hit), `events`, `reclaim`, `lease`, `room` (what registrations count), `registering`, `miss`, `get`
 //! - entry points: `pieces`, `stable`, `notice` (what a program must react to), `cache`, `followed`
 //! - memory that moves: `suspend`
 //! - proofs: `exploring` (a model, with loom), `models`, `log_models`
@@ -93,7 +93,9 @@ pub mod range;
 mod range_index;
 pub mod reclaim;
 mod region;
+mod registering;
 pub mod registrar;
+mod room;
 #[cfg(shuttle)]
 pub mod schedule;
 mod several;

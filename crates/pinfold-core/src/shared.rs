@@ -418,6 +418,13 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         foreign::call(|| self.monitor.forked()).unwrap_or(false)
     }
 
+    /// # Errors
+    ///
+    /// In a forked child, whose device and account are the parent's.
+    pub(crate) fn refuse_child(&self) -> Result<(), Forked> {
+        if self.is_forked() { Err(Forked) } else { Ok(()) }
+    }
+
     /// Runs `f` under the writer's lock, then, with no lock held, the callbacks that became due.
     ///
     /// # Errors

@@ -22,11 +22,12 @@ use crate::foreign::{
 use crate::hazard::{Snapshot, Unpublished};
 use crate::index::Rest;
 use crate::lease::Lease;
-use crate::miss::{FORKED_MEANWHILE, Listed, Miss};
 use crate::monitor::{Forked, Monitor};
 use crate::reclaim::Reclaim;
 use crate::region::{Lists, Region, State, Terms, Want};
+use crate::registering::{FORKED_MEANWHILE, Listed, Registering};
 use crate::registrar::RegisterError;
+use crate::room::Room;
 use crate::several::Made;
 use crate::shared::{SLICE, Shared, Writer, operations};
 use crate::suspended_ranges::{Claim, End, Look, OnExpiry, Overdue};
@@ -923,7 +924,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             return Err(FORKED_MEANWHILE);
         }
         // Before this is enlisted: it may make room, which runs callbacks and listeners.
-        Miss(shared).count_anew(region, range).map_err(|Forked| FORKED_MEANWHILE)?;
+        Room(shared).count_anew(region, range).map_err(|Forked| FORKED_MEANWHILE)?;
         // False if callbacks became due: they run before this is enlisted, because they may ask
         // for what it would serve, and would wait for themselves.
         let enlist = |writer: &mut Writer, asked: Result<Checkup, Panicked>| {
@@ -963,7 +964,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         let Parked { region, range, terms, .. } = self.parked;
         let shared = self.listed.shared;
         // With a monitor that panics it is unknown; what was withdrawn is renewed all the same.
-        let asked = foreign::call(|| Miss(shared).per_use(&Want { range, terms }, range));
+        let asked = foreign::call(|| Registering(shared).per_use(&Want { range, terms }, range));
         let per_use = asked.unwrap_or_else(|_panicked| {
             shared.count_panics(1);
             Some(PerUse::ChangePending)
@@ -987,7 +988,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         };
         // Ended where the registrar or the account panics. Forked inside the device, it is the parent's.
         let made = Made::new(&*shared.registrar, now, range);
-        let spent = Miss(shared).count_renewed(region, range);
+        let spent = Room(shared).count_renewed(region, range);
         made.keep();
         let spent = spent.map_err(|Forked| FORKED_MEANWHILE)?;
         let landed = shared.locked_deferring(|writer| {
@@ -1005,7 +1006,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
         self.listed.due = due;
         drop(self);
         // Behind the landing, because it runs callbacks. What is not idle stays, with the budget overdrawn.
-        spent.into_iter().for_each(|spent| _ = Miss(shared).make_room(spent, &mut Recalls::new()));
+        spent.into_iter().for_each(|spent| _ = Room(shared).make_room(spent, &mut Recalls::new()));
         Ok(keys)
     }
 
@@ -1023,7 +1024,7 @@ impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
             None if per_use.is_none()
                 && !flight.tainted
                 // Of those that were cached, the long ones are named in the index all the time.
-                && Miss(shared).enter(writer, &flight, region, true).is_ok() => {}
+                && Registering(shared).enter(writer, &flight, region, true).is_ok() => {}
             // It can serve its old leases, and no others.
             None => {
                 shared.note_kept_no_more(writer, region.number);
