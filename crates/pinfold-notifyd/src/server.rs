@@ -16,7 +16,7 @@ use crate::accounts::{Accounts, Share};
 use crate::limits::ClientLimits;
 use crate::listen::{self, Listener};
 use crate::log::Log;
-use crate::parting::{Emptying, Parting};
+use crate::parting::{Emptying, Parting, is_about_the_other_side};
 use crate::peer::{self, Peer};
 use crate::table::{Key, Source, Table};
 use crate::turns::Turns;
@@ -548,9 +548,20 @@ impl<Id> Client<Id> {
     /// Whether the client's next packet, which is taken then, gives the view back.
     fn gives_back(&self) -> bool {
         let mut packet = [0; BYTES];
-        socket::peek(self.connection.as_fd(), &mut packet)
+        self.peek_past_reset(&mut packet)
             .is_ok_and(|received| self.word(&received, &packet) == Ok(ToHelper::GiveBack))
             && socket::receive(self.connection.as_fd(), &mut packet).is_ok()
+    }
+
+    /// Looks at the client's next packet. Before it, and once, the kernel reports a client that closed with something
+    /// unread, as its view; what the client sent before that is still there.
+    fn peek_past_reset(&self, packet: &mut [u8]) -> io::Result<Received> {
+        match socket::peek(self.connection.as_fd(), packet) {
+            Err(error) if is_about_the_other_side(&error) => {
+                socket::peek(self.connection.as_fd(), packet)
+            }
+            looked => looked,
+        }
     }
 }
 
@@ -642,6 +653,26 @@ mod tests {
         socket::send(there.as_fd(), &ToHelper::Ask(challenge).encode(), &[]).unwrap();
         serve_all(&mut server);
         assert_eq!(heard(&there), Some(ToClient::Granted { descriptors: 0 }));
+    }
+
+    /// A client whose patience ends as its view comes: the kernel reports first that it closed with something unread.
+    #[test]
+    fn a_client_that_has_not_read_its_view_gives_it_back() {
+        let mut server = server(ClientLimits::default());
+        let (here, there) = socket::pair().unwrap();
+        server.welcome(here);
+        let Some(ToClient::Hello(challenge)) = heard(&there) else { panic!("no hello") };
+        socket::send(there.as_fd(), &ToHelper::Ask(challenge).encode(), &[]).unwrap();
+        serve_all(&mut server);
+        socket::send(there.as_fd(), &ToHelper::GiveBack.encode(), &[]).unwrap();
+        drop(there);
+        let keys = server.clients.keys();
+        assert_eq!(keys.len(), 1);
+        server.hung_up(keys[0]);
+        while let Some(key) = server.turns.pop() {
+            server.serve(key);
+        }
+        assert!(server.clients.keys().is_empty(), "its view counts until its process ends");
     }
 
     #[test]
