@@ -130,6 +130,16 @@ impl Programs {
         Self::load_at(|hook| hook.change != change, false)
     }
 
+    /// As [`load`](Self::load), with the programs for one kind of change only, and those without which none are loaded. For
+    /// tests.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub fn load_only(change: &str) -> Result<Self, ProgramsError> {
+        Self::load_at(|hook| [change, hooks::SWITCHING_OFF].contains(&hook.change), true)
+    }
+
     /// Checks from now on what these programs tell.
     ///
     /// # Errors
