@@ -16,6 +16,7 @@ use crate::accounts::{Accounts, Share};
 use crate::limits::ClientLimits;
 use crate::listen::{self, Listener};
 use crate::log::Log;
+use crate::memory::GroupMemory;
 use crate::parting::{Emptying, Parting, is_about_the_other_side};
 use crate::peer::{self, Peer};
 use crate::table::{Key, Source, Table};
@@ -51,6 +52,7 @@ pub struct Server<V: Views> {
     endings: Vec<Ending>,
     emptying: Emptying,
     accounts: Accounts,
+    memory: GroupMemory,
     turns: Turns<Key>,
     limits: ClientLimits,
     /// When clients and endings are looked through next; `None` if none of them waits.
@@ -146,6 +148,7 @@ impl<V: Views> Server<V> {
             endings: Vec::new(),
             emptying: Emptying::new(),
             accounts: Accounts::new(limits, limits.spare(descriptors())),
+            memory: GroupMemory::own(),
             turns: Turns::new(),
             limits,
             sweep_at: None,
@@ -354,6 +357,9 @@ impl<V: Views> Server<V> {
             return Err(ViewRefusal::Gone);
         };
         peer.check_open_to_its_user()?;
+        if self.memory.is_scarce() {
+            return Err(ViewRefusal::NoMemory);
+        }
         let (view, descriptors) = self.views.open(peer.process()).map_err(|error| {
             self.log.say(format_args!("no view for process {}: {}", peer.pid(), error.what));
             error.refusal
@@ -598,6 +604,7 @@ fn is_full(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::tests::Groups;
     use crate::parting::tests::{fill, with_descriptor};
     use crate::views::NoView;
     use pinfold_kernel::process::effective_user;
@@ -653,6 +660,26 @@ mod tests {
         socket::send(there.as_fd(), &ToHelper::Ask(challenge).encode(), &[]).unwrap();
         serve_all(&mut server);
         assert_eq!(heard(&there), Some(ToClient::Granted { descriptors: 0 }));
+    }
+
+    /// Its users may keep the memory of views that they have given back.
+    #[test]
+    fn near_its_limit_on_memory_the_helper_refuses_and_later_gives_again() {
+        let groups = Groups::new("server");
+        let mut server = server(ClientLimits::default());
+        server.memory = groups.of_service();
+        let mut answer = || {
+            let (here, there) = socket::pair().unwrap();
+            server.welcome(here);
+            let Some(ToClient::Hello(challenge)) = heard(&there) else { panic!("no hello") };
+            socket::send(there.as_fd(), &ToHelper::Ask(challenge).encode(), &[]).unwrap();
+            serve_all(&mut server);
+            heard(&there)
+        };
+        groups.use_up("slice", 701);
+        assert_eq!(answer(), Some(ToClient::Refused(ViewRefusal::NoMemory)));
+        groups.use_up("slice", 700);
+        assert_eq!(answer(), Some(ToClient::Granted { descriptors: 0 }));
     }
 
     /// A client whose patience ends as its view comes: the kernel reports first that it closed with something unread.
