@@ -33,8 +33,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Connections that are accepted before others are served again.
-const ACCEPTED_AT_ONCE: usize = 32;
+/// Connections that are accepted before others are served again: all that wait, so that one user's many delay another's
+/// by no turn. Of a user that has too many, each is turned away at once; a thousand take less than a turn.
+const ACCEPTED_AT_ONCE: usize = listen::BACKLOG as usize;
 /// A clock has room for this and not for all durations.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 /// The user of a connection that has none.
@@ -623,6 +624,11 @@ mod tests {
     }
 
     fn server(limits: ClientLimits) -> Server<Empty> {
+        server_to_connect(limits, 0).0
+    }
+
+    /// A server, and so many connections that wait to be accepted.
+    fn server_to_connect(limits: ClientLimits, count: usize) -> (Server<Empty>, Vec<OwnedFd>) {
         // Relaxed: only that the numbers differ matters.
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -630,8 +636,11 @@ mod tests {
         let directory = std::env::temp_dir().join(name);
         let listener = Listener::at(&directory.join("socket")).unwrap();
         let server = Server::new(listener, Empty, limits, |_| {}).unwrap();
+        let connect =
+            || socket::connect(&directory.join("socket"), Duration::from_secs(60)).unwrap();
+        let connections = std::iter::repeat_with(connect).take(count).collect();
         std::fs::remove_dir_all(&directory).unwrap();
-        server
+        (server, connections)
     }
 
     /// What the helper has said to the other side.
@@ -660,6 +669,16 @@ mod tests {
         socket::send(there.as_fd(), &ToHelper::Ask(challenge).encode(), &[]).unwrap();
         serve_all(&mut server);
         assert_eq!(heard(&there), Some(ToClient::Granted { descriptors: 0 }));
+    }
+
+    /// Between two goes a view is made, which takes longer than to turn a thousand connections away.
+    #[test]
+    fn no_connection_waits_for_a_turn_because_others_came_before_it() {
+        let (mut server, connections) = server_to_connect(ClientLimits::default(), 100);
+        server.accept_some();
+        let is_answered =
+            |there: &&OwnedFd| socket::receive(there.as_fd(), &mut [0; BYTES]).is_ok();
+        assert_eq!(connections.iter().filter(is_answered).count(), 100);
     }
 
     /// Its users may keep the memory of views that they have given back.
