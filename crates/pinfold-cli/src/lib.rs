@@ -2,8 +2,8 @@
 //!
 //! One file per subcommand; `output` is the only place that writes to a standard stream and
 //! `device` the only one that moves data through a device. Every subcommand answers with a
-//! `Verdict`, which becomes the exit status: 0 it held, 1 it did not hold or could not be reported, 2 wrong usage, 77
-//! something that this machine lacks.
+//! `Verdict`, which becomes the exit status: 0 it held, 1 it did not hold or could not be reported, 2 wrong usage, 75
+//! something that is in the way for now, 77 something that this machine lacks.
 //!
 //! It is a library so that what compares the library with its peers (`pinfold-bench`) can use the
 //! real device and the strategies that stand here: [`transfer`] is all that it needs of them.

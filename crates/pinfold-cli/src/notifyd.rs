@@ -2,11 +2,11 @@
 //!
 //! A service: it reports nothing on standard output, and few lines for the operator on standard
 //! error. Exit status 0 when it was asked to end, 1 when it could not go on, 2 when it cannot listen
-//! where it should, 77 when this machine or this user may not load the programs.
+//! where it should, 75 when the programs cannot be loaded for now, 77 when this machine or this user may not load them.
 
 use crate::output::{Failure, Output, Verdict};
 use pinfold::monitor::notify;
-use pinfold_ebpf::{Instrument, Programs};
+use pinfold_ebpf::{Instrument, Programs, ProgramsError};
 use pinfold_notifyd::{
     ClientLimits, ListenError, Listener, MOST_VIEWS, Server, StopSignals, make_room,
     tell_service_manager,
@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
             wanted.descriptors()
         ));
     }
-    let programs = Programs::load().map_err(Failure::unavailable)?;
+    let programs = Programs::load().map_err(|error| not_loaded(&error))?;
     let instrument = arguments.instrument.then(|| programs.instrument()).transpose();
     let instrument = instrument.map_err(Failure::unavailable)?;
     let listener = arguments.listener(output).map_err(Failure::usage)?;
@@ -101,6 +101,10 @@ fn conclude(end: &io::Result<()>, output: &Output) -> Verdict {
     Verdict::of(end.is_ok())
 }
 
+fn not_loaded(error: &ProgramsError) -> Failure {
+    if error.passes_with_time() { Failure::for_now(error) } else { Failure::unavailable(error) }
+}
+
 fn call_failed(operation: &'static str) -> impl Fn(io::Error) -> Failure {
     move |error| Failure::unavailable(format_args!("{operation} failed: {error}"))
 }
@@ -132,6 +136,22 @@ impl Arguments {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The exit statuses at which systemd does not start the helper again.
+    fn final_statuses() -> Vec<u8> {
+        let unit = "../pinfold-notifyd/systemd/pinfold-notifyd.service";
+        let unit = std::fs::read_to_string(unit).unwrap();
+        let line = unit.lines().find_map(|line| line.strip_prefix("RestartPreventExitStatus="));
+        line.unwrap().split(' ').map(|status| status.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn systemd_tries_again_where_that_helps_and_nowhere_else() {
+        let crowded = ProgramsError::ManyPrograms { function: "unmap_vmas", errno: libc::E2BIG };
+        let forbidden = ProgramsError::NotPermitted { errno: libc::EPERM };
+        let is_final = |error| final_statuses().contains(&not_loaded(error).exit_status());
+        assert!(!is_final(&crowded) && is_final(&forbidden));
+    }
 
     #[test]
     fn counts_that_make_no_sense_are_refused() {

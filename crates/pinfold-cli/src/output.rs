@@ -47,6 +47,9 @@ pub enum Failure {
     /// test harnesses know a test that was skipped.
     #[error("{0}")]
     Unavailable(String),
+    /// What stands in the way passes with time; the text says how: exit status 75, as `sysexits.h` has it.
+    #[error("{0}")]
+    ForNow(String),
 }
 
 impl Failure {
@@ -57,6 +60,10 @@ impl Failure {
     pub(crate) fn unavailable(what: impl fmt::Display) -> Self {
         Self::Unavailable(what.to_string())
     }
+
+    pub(crate) fn for_now(what: impl fmt::Display) -> Self {
+        Self::ForNow(what.to_string())
+    }
 }
 
 impl Failure {
@@ -65,6 +72,7 @@ impl Failure {
         match self {
             Self::Usage(_) => 2,
             Self::Unavailable(_) => 77,
+            Self::ForNow(_) => 75,
         }
     }
 }

@@ -110,26 +110,29 @@ INLINE void forget_ended(struct changes *c, u64 caller)
 #pragma clang loop unroll(disable)
 	for (u32 try = 0; try < TRIES; try++) {
 		struct record *r = record_of(c, (u32)caller, try);
-		u64 owner = READ(r->owner);
+		u64 owner = READ(r->owner), earlier;
 
-		if ((u32)owner == (u32)caller && !(owner & WRITING) && owner <= caller)
+		if (!owner || owner & WRITING)
+			continue;
+		earlier = unveiled(owner, offsets.veil);
+		if ((u32)earlier == (u32)caller && earlier <= caller)
 			compare_exchange(&r->owner, owner, 0);
 	}
 }
 
 /* Notes that a change is under way. Ends with a full barrier. */
-INLINE void enter(struct changes *c, u64 caller, u64 start, u64 end)
+INLINE void enter(struct changes *c, u32 tid, u64 own, u64 start, u64 end)
 {
 	u64 now = monotonic_time();
 
 #pragma clang loop unroll(disable)
 	for (u32 try = 0; try < TRIES; try++) {
-		struct record *r = record_of(c, (u32)caller, try);
+		struct record *r = record_of(c, tid, try);
 		u64 owner = READ(r->owner);
 
 		if (owner & WRITING || (owner && believed(r, now)))
 			continue;
-		if (compare_exchange(&r->owner, owner, caller | WRITING) != owner)
+		if (compare_exchange(&r->owner, owner, own | WRITING) != owner)
 			continue;
 		/* It was given back and taken anew since we looked at its age. */
 		if (owner && believed(r, now))
@@ -137,20 +140,20 @@ INLINE void enter(struct changes *c, u64 caller, u64 start, u64 end)
 		WRITE(r->start, start);
 		WRITE(r->end, end);
 		WRITE(r->since, now);
-		exchange(&r->owner, caller);
+		exchange(&r->owner, own);
 		return;
 	}
 	exchange(&c->crowded, now);
 }
 
 /* The caller's record of this change, if it has one. Ends with a full barrier. */
-INLINE struct record *record_of_end(struct changes *c, u64 caller, u64 start)
+INLINE struct record *record_of_end(struct changes *c, u32 tid, u64 own, u64 start)
 {
 #pragma clang loop unroll(disable)
 	for (u32 try = 0; try < TRIES; try++) {
-		struct record *r = record_of(c, (u32)caller, try);
+		struct record *r = record_of(c, tid, try);
 
-		if (READ(r->owner) == caller && READ(r->start) == start) {
+		if (READ(r->owner) == own && READ(r->start) == start) {
 			barrier_by(&r->end);
 			return r;
 		}
@@ -215,7 +218,8 @@ INLINE void tell_view(u32 view, u64 start, u64 end, u64 call)
 	struct changes *c = map ? lookup(map, &zero) : 0;
 	struct wishes *w;
 	struct record *r = 0;
-	u64 caller = CALLER(call, (u32)current_pid_tgid());
+	u32 tid = (u32)current_pid_tgid();
+	u64 caller = CALLER(call, tid), own = veiled(caller, offsets.veil);
 
 	map = lookup(&wishes, &view);
 	w = map ? lookup(map, &zero) : 0;
@@ -224,9 +228,9 @@ INLINE void tell_view(u32 view, u64 start, u64 end, u64 call)
 	if (!ENDS(call)) {
 		if (call & FIRST)
 			forget_ended(c, call & OUTERMOST ? caller | ANY_DEPTH : caller);
-		enter(c, caller, start, end);
+		enter(c, tid, own, start, end);
 	} else {
-		r = record_of_end(c, caller, start);
+		r = record_of_end(c, tid, own, start);
 	}
 	if (wished(w, start, end)) {
 		note(c, start, end);
@@ -234,7 +238,7 @@ INLINE void tell_view(u32 view, u64 start, u64 end, u64 call)
 			wake(view, w);
 	}
 	if (r)
-		compare_exchange(&r->owner, caller, 0);
+		compare_exchange(&r->owner, own, 0);
 }
 
 /* A function of its own, so that it is in the object once and not in each program. It returns something

@@ -17,9 +17,14 @@ typedef unsigned int u32;
 #define DONE(index) (2 * ((index) + 1))
 #define BUSY(index) (DONE(index) + 1)
 
-/* The owner of a record: a thread, at a depth of its kernel stack. */
+/* Who makes a change: a thread, at a depth of its kernel stack. */
 #define CALLER(call, tid) (((call) & 0xffff) << 32 | (tid))
 #define ANY_DEPTH (0xffffULL << 32)
+/* In a record that stands as its owner, veiled (programs.h): two halves, and a bit so that none is 0. */
+#define HALF_BITS 31
+#define HALF ((1ULL << HALF_BITS) - 1)
+#define VEILED (1ULL << 62)
+#define VEIL_WORDS 8
 
 struct record {
 	u64 owner, start, end, since;
@@ -80,6 +85,8 @@ struct offsets {
 	/* The bit of a folio's first word that says that it has several pages. */
 	u64 head;
 	u64 preemption;
+	/* What owners are veiled by: random, and known to the programs and their loader alone. */
+	u64 veil[VEIL_WORDS];
 };
 
 /* What the program `whose` writes for each thread of a process. */

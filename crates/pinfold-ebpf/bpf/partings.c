@@ -69,8 +69,9 @@ INLINE int told(struct changes *c, u64 start, u64 end)
 #pragma clang loop unroll(disable)
 	for (u32 try = 0; try < TRIES; try++) {
 		struct record *r = record_of(c, tid, try);
+		u64 owner = READ(r->owner);
 
-		if ((u32)READ(r->owner) == tid && READ(r->start) <= start && end <= READ(r->end))
+		if (owner && (u32)unveiled(owner, offsets.veil) == tid && READ(r->start) <= start && end <= READ(r->end))
 			return 1;
 	}
 	return 0;

@@ -72,8 +72,9 @@ pub struct Changes {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Record {
-    /// The thread's number, in the first namespace of process numbers, and how deep on its kernel stack the
-    /// change is (bits 32 to 47); [`WRITING`] is added while the rest is being written, 0 stands for no owner.
+    /// Stands for the thread and how deep on its kernel stack the change is. What it says of them only the programs read:
+    /// it is veiled by random numbers that a view does not show (`bpf/programs.h`). The same thread at the same depth has
+    /// the same owner. [`WRITING`] is added while the rest is being written, 0 stands for no owner.
     pub owner: AtomicU64,
     /// The first address.
     pub start: AtomicU64,

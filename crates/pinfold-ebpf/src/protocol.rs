@@ -150,6 +150,13 @@ pub enum ViewRefusal {
         /// How many that is.
         limit: u64,
     },
+    /// The helper's control group is near its limit on memory. Views take some as long as any process holds their
+    /// descriptors, also after they were given back.
+    #[error(
+        "the helper's control group is near its limit on memory: end processes that hold views or their descriptors, or \
+         raise MemoryMax= of pinfold-notifyd.service and its slice"
+    )]
+    NoMemory,
     /// Something that a later version of the helper says.
     #[error("the helper refused for a reason unknown to this version ({reason}, {detail})")]
     Other {
@@ -304,6 +311,7 @@ impl ViewRefusal {
             Self::TooSlow => [10, 0],
             Self::Kernel { errno } => [11, errno.unsigned_abs().into()],
             Self::ProcessFull { limit } => [12, limit],
+            Self::NoMemory => [13, 0],
             Self::Other { reason, detail } => [reason, detail],
         }
     }
@@ -323,6 +331,7 @@ impl ViewRefusal {
             (10, 0) => Self::TooSlow,
             (11, errno) => i32::try_from(errno).map_or(other, |errno| Self::Kernel { errno }),
             (12, limit) => Self::ProcessFull { limit },
+            (13, 0) => Self::NoMemory,
             _ => other,
         }
     }
@@ -334,7 +343,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn refusal() -> impl Strategy<Value = ViewRefusal> {
-        (0..14_u64, any::<u64>())
+        (0..15_u64, prop_oneof![Just(0), any::<u64>()])
             .prop_map(|(reason, detail)| ViewRefusal::from_words([reason, detail]))
     }
 
@@ -356,7 +365,7 @@ mod tests {
 
     /// Bytes that get past the first checks more often than chance.
     fn nearly_a_message() -> impl Strategy<Value = Vec<u8>> {
-        let fields = (0..3_u32, 0..8_u32, 0..14_u64, prop_oneof![Just(0), any::<u64>()]);
+        let fields = (0..3_u32, 0..8_u32, 0..15_u64, prop_oneof![Just(0), any::<u64>()]);
         (fields, 0..BYTES, any::<u8>(), 0..BYTES + 2).prop_map(
             |((version, kind, first, second), at, flip, length)| {
                 let mut bytes = Fields { version, kind, words: [first, second] }.encode().to_vec();
@@ -434,6 +443,8 @@ mod tests {
 
     #[test]
     fn refusals_name_the_way_out() {
+        assert!(ViewRefusal::NoMemory.to_string().contains("MemoryMax="));
+        assert_eq!(ViewRefusal::from_words(ViewRefusal::NoMemory.words()), ViewRefusal::NoMemory);
         assert!(ViewRefusal::UserFull { limit: 7 }.to_string().contains("--max-views-per-user"));
         assert!(ViewRefusal::Version { helper: 9 }.to_string().contains('9'));
     }

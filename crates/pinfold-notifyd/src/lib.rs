@@ -24,7 +24,7 @@
 //! by the kernel, or closed where that delays no client (`parting`). What it cannot be kept
 //! from: users with many user numbers (subordinate ones) have as many allowances; a process that passes
 //! a view's descriptors on keeps the kernel's memory behind them for as long as any process holds them,
-//! which the memory limit of the helper's control group bounds; and before Linux 6.16 a user beyond its limits may
+//! until the helper's control group is near its limit, where no user gets a view any more (`memory`); and before Linux 6.16 a user beyond its limits may
 //! connect again and again with descriptors whose closing never ends (files of a FUSE server of its own), until the
 //! descriptors are taken that no client within the limits needs: then no client is accepted until some are closed.
 //!
@@ -32,13 +32,14 @@
 //!
 //! Two descriptors and some hundred bytes for each client, besides what the view costs.
 //!
-//! The order of layers: `sys`, `parting`, `limits`, `accounts`, `turns`, `peer`, `table`, `log`,
+//! The order of layers: `sys`, `parting`, `limits`, `accounts`, `memory`, `turns`, `peer`, `table`, `log`,
 //! `views`, `listen`, `ready`, `server`.
 
 mod accounts;
 mod limits;
 mod listen;
 mod log;
+mod memory;
 mod parting;
 mod peer;
 mod ready;

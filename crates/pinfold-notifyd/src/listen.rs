@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Connections that may wait to be accepted; the kernel lowers it to `net.core.somaxconn`.
-const BACKLOG: u16 = 1024;
+pub(crate) const BACKLOG: u16 = 1024;
 /// Every user may connect: what a process gets concerns itself.
 const MODE: u32 = 0o666;
 /// The first descriptor that a service manager passes. It stays open: nothing in this process has its number for

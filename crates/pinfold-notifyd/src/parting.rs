@@ -100,7 +100,7 @@ fn is_packet(received: &Received) -> bool {
 }
 
 /// Told once, before what is in the queue: the other side has closed with something unread.
-fn is_about_the_other_side(error: &io::Error) -> bool {
+pub(crate) fn is_about_the_other_side(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::ConnectionReset
 }
 

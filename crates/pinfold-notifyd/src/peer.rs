@@ -28,6 +28,10 @@
 //! receive a view of the privileged program. The kernel keeps such programs' addresses from their
 //! callers by marking them as not dumpable, which shows in who owns their files in `/proc`. So do we,
 //! before the view is made and again afterwards.
+//!
+//! A thread that has ended, and is still there, has no address space, and its files show as root's, whatever the
+//! process is. So where the first thread's are not the user's, the other threads are looked at. One whose files are the
+//! user's suffices: all threads of a process are in one address space, and the mark is the address space's.
 
 use pinfold_ebpf::protocol::ViewRefusal;
 use pinfold_kernel::poll::is_readable;
@@ -37,6 +41,11 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// How many threads of a process are looked at: threads that have ended stay only where a debugger keeps them, or
+/// first; a process that keeps thousands is not to delay others.
+const MOST_THREADS: usize = 64;
 
 /// The process that connected.
 #[derive(Debug)]
@@ -89,21 +98,36 @@ impl Peer {
 
     /// Whether the process's own user may look at its addresses, and it is alive.
     pub(crate) fn check_open_to_its_user(&self) -> Result<(), ViewRefusal> {
-        let owner = owner_of_files(self.credentials.pid);
-        // Asked after the file: so the file was this process's.
-        match owner {
+        let open = self.is_open_to_its_user();
+        // Asked after the files: so the files were this process's.
+        match open {
             _ if self.has_ended() => Err(ViewRefusal::Gone),
-            Ok(owner) if owner == self.credentials.uid => Ok(()),
-            Ok(_) => Err(ViewRefusal::NotDumpable),
+            Ok(true) => Ok(()),
+            Ok(false) => Err(ViewRefusal::NotDumpable),
             Err(_) => Err(ViewRefusal::NotVisible),
         }
     }
+
+    fn is_open_to_its_user(&self) -> io::Result<bool> {
+        let Process { pid, uid } = self.credentials;
+        let process = PathBuf::from(format!("/proc/{pid}"));
+        Ok(owner_of_files(&process)? == uid
+            || any_thread(&process, |thread| {
+                owner_of_files(thread).is_ok_and(|owner| owner == uid)
+            })?)
+    }
 }
 
-/// The owner of the process's files in `/proc`: its effective user, or root if it is not dumpable. (The
-/// directory itself would always say the former.)
-fn owner_of_files(pid: u32) -> io::Result<u32> {
-    fs::metadata(format!("/proc/{pid}/stat")).map(|status| status.uid())
+/// The owner of a process's or thread's files in `/proc`: its effective user, or root if it is not dumpable or has ended.
+/// (The directory itself would always say the former.)
+fn owner_of_files(directory: &Path) -> io::Result<u32> {
+    fs::metadata(directory.join("stat")).map(|status| status.uid())
+}
+
+/// Whether one of the process's threads is as `is_so` says, of the oldest [`MOST_THREADS`].
+fn any_thread(process: &Path, is_so: impl Fn(&Path) -> bool) -> io::Result<bool> {
+    let threads = fs::read_dir(process.join("task"))?.take(MOST_THREADS);
+    Ok(threads.flatten().any(|thread| is_so(&thread.path())))
 }
 
 fn is_unknown_option(error: &io::Error) -> bool {

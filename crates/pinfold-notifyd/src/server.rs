@@ -16,7 +16,8 @@ use crate::accounts::{Accounts, Share};
 use crate::limits::ClientLimits;
 use crate::listen::{self, Listener};
 use crate::log::Log;
-use crate::parting::{Emptying, Parting};
+use crate::memory::GroupMemory;
+use crate::parting::{Emptying, Parting, is_about_the_other_side};
 use crate::peer::{self, Peer};
 use crate::table::{Key, Source, Table};
 use crate::turns::Turns;
@@ -32,8 +33,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Connections that are accepted before others are served again.
-const ACCEPTED_AT_ONCE: usize = 32;
+/// Connections that are accepted before others are served again: all that wait, so that one user's many delay another's
+/// by no turn. Of a user that has too many, each is turned away at once; a thousand take less than a turn.
+const ACCEPTED_AT_ONCE: usize = listen::BACKLOG as usize;
 /// A clock has room for this and not for all durations.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 /// The user of a connection that has none.
@@ -51,6 +53,7 @@ pub struct Server<V: Views> {
     endings: Vec<Ending>,
     emptying: Emptying,
     accounts: Accounts,
+    memory: GroupMemory,
     turns: Turns<Key>,
     limits: ClientLimits,
     /// When clients and endings are looked through next; `None` if none of them waits.
@@ -146,6 +149,7 @@ impl<V: Views> Server<V> {
             endings: Vec::new(),
             emptying: Emptying::new(),
             accounts: Accounts::new(limits, limits.spare(descriptors())),
+            memory: GroupMemory::own(),
             turns: Turns::new(),
             limits,
             sweep_at: None,
@@ -354,6 +358,9 @@ impl<V: Views> Server<V> {
             return Err(ViewRefusal::Gone);
         };
         peer.check_open_to_its_user()?;
+        if self.memory.is_scarce() {
+            return Err(ViewRefusal::NoMemory);
+        }
         let (view, descriptors) = self.views.open(peer.process()).map_err(|error| {
             self.log.say(format_args!("no view for process {}: {}", peer.pid(), error.what));
             error.refusal
@@ -548,9 +555,20 @@ impl<Id> Client<Id> {
     /// Whether the client's next packet, which is taken then, gives the view back.
     fn gives_back(&self) -> bool {
         let mut packet = [0; BYTES];
-        socket::peek(self.connection.as_fd(), &mut packet)
+        self.peek_past_reset(&mut packet)
             .is_ok_and(|received| self.word(&received, &packet) == Ok(ToHelper::GiveBack))
             && socket::receive(self.connection.as_fd(), &mut packet).is_ok()
+    }
+
+    /// Looks at the client's next packet. Before it, and once, the kernel reports a client that closed with something
+    /// unread, as its view; what the client sent before that is still there.
+    fn peek_past_reset(&self, packet: &mut [u8]) -> io::Result<Received> {
+        match socket::peek(self.connection.as_fd(), packet) {
+            Err(error) if is_about_the_other_side(&error) => {
+                socket::peek(self.connection.as_fd(), packet)
+            }
+            looked => looked,
+        }
     }
 }
 
@@ -587,6 +605,7 @@ fn is_full(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::tests::Groups;
     use crate::parting::tests::{fill, with_descriptor};
     use crate::views::NoView;
     use pinfold_kernel::process::effective_user;
@@ -605,6 +624,11 @@ mod tests {
     }
 
     fn server(limits: ClientLimits) -> Server<Empty> {
+        server_to_connect(limits, 0).0
+    }
+
+    /// A server, and so many connections that wait to be accepted.
+    fn server_to_connect(limits: ClientLimits, count: usize) -> (Server<Empty>, Vec<OwnedFd>) {
         // Relaxed: only that the numbers differ matters.
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -612,8 +636,11 @@ mod tests {
         let directory = std::env::temp_dir().join(name);
         let listener = Listener::at(&directory.join("socket")).unwrap();
         let server = Server::new(listener, Empty, limits, |_| {}).unwrap();
+        let connect =
+            || socket::connect(&directory.join("socket"), Duration::from_secs(60)).unwrap();
+        let connections = std::iter::repeat_with(connect).take(count).collect();
         std::fs::remove_dir_all(&directory).unwrap();
-        server
+        (server, connections)
     }
 
     /// What the helper has said to the other side.
@@ -642,6 +669,56 @@ mod tests {
         socket::send(there.as_fd(), &ToHelper::Ask(challenge).encode(), &[]).unwrap();
         serve_all(&mut server);
         assert_eq!(heard(&there), Some(ToClient::Granted { descriptors: 0 }));
+    }
+
+    /// Between two goes a view is made, which takes longer than to turn a thousand connections away.
+    #[test]
+    fn no_connection_waits_for_a_turn_because_others_came_before_it() {
+        let (mut server, connections) = server_to_connect(ClientLimits::default(), 100);
+        server.accept_some();
+        let is_answered =
+            |there: &&OwnedFd| socket::receive(there.as_fd(), &mut [0; BYTES]).is_ok();
+        assert_eq!(connections.iter().filter(is_answered).count(), 100);
+    }
+
+    /// Its users may keep the memory of views that they have given back.
+    #[test]
+    fn near_its_limit_on_memory_the_helper_refuses_and_later_gives_again() {
+        let groups = Groups::new("server");
+        let mut server = server(ClientLimits::default());
+        server.memory = groups.of_service();
+        let mut answer = || {
+            let (here, there) = socket::pair().unwrap();
+            server.welcome(here);
+            let Some(ToClient::Hello(challenge)) = heard(&there) else { panic!("no hello") };
+            socket::send(there.as_fd(), &ToHelper::Ask(challenge).encode(), &[]).unwrap();
+            serve_all(&mut server);
+            heard(&there)
+        };
+        groups.use_up("slice", 701);
+        assert_eq!(answer(), Some(ToClient::Refused(ViewRefusal::NoMemory)));
+        groups.use_up("slice", 700);
+        assert_eq!(answer(), Some(ToClient::Granted { descriptors: 0 }));
+    }
+
+    /// A client whose patience ends as its view comes: the kernel reports first that it closed with something unread.
+    #[test]
+    fn a_client_that_has_not_read_its_view_gives_it_back() {
+        let mut server = server(ClientLimits::default());
+        let (here, there) = socket::pair().unwrap();
+        server.welcome(here);
+        let Some(ToClient::Hello(challenge)) = heard(&there) else { panic!("no hello") };
+        socket::send(there.as_fd(), &ToHelper::Ask(challenge).encode(), &[]).unwrap();
+        serve_all(&mut server);
+        socket::send(there.as_fd(), &ToHelper::GiveBack.encode(), &[]).unwrap();
+        drop(there);
+        let keys = server.clients.keys();
+        assert_eq!(keys.len(), 1);
+        server.hung_up(keys[0]);
+        while let Some(key) = server.turns.pop() {
+            server.serve(key);
+        }
+        assert!(server.clients.keys().is_empty(), "its view counts until its process ends");
     }
 
     #[test]

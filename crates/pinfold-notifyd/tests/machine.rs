@@ -30,6 +30,9 @@ use support::{eventually, report, reported};
 /// addresses of the kernel's symbols.
 const CAPABILITIES: &str = "-all,+bpf,+perfmon,+syslog";
 
+/// More views than any helper of these tests has memory for.
+const MOST_KEPT: usize = 256;
+
 // --- the client -----------------------------------------------------------------------------------
 
 /// A view, mapped.
@@ -118,6 +121,32 @@ fn be_monitors() {
     report("four");
 }
 
+/// Takes views and gives them back, and keeps the kernel's memory behind them.
+fn be_keeper() {
+    let mut kept = vec![];
+    let end = loop {
+        if kept.len() == MOST_KEPT {
+            break "never refused".into();
+        }
+        match notify::connect(&place()) {
+            Ok((view, connection)) => {
+                let ViewParts { changes, wishes, wakeups, .. } = view.into_parts();
+                kept.push([changes, wishes, wakeups]);
+                connection.give_back();
+            }
+            Err(error) => break format!("{error:?}"),
+        }
+    };
+    eprintln!("kept the memory of {} views", kept.len());
+    report(&end);
+    support::wait_for_parent();
+}
+
+fn be_latecomer() {
+    eventually("the helper gives a view", || notify::connect(&place()).is_ok());
+    report("served");
+}
+
 fn be_helper() {
     let stop = StopSignals::new().unwrap();
     let limits = make_room(ClientLimits::default()).unwrap();
@@ -137,6 +166,8 @@ fn in_another_process() {
     match support::role().as_deref() {
         Some("client") => be_client(),
         Some("monitors") => be_monitors(),
+        Some("keeper") => be_keeper(),
+        Some("latecomer") => be_latecomer(),
         Some("helper") => be_helper(),
         _ => {}
     }
@@ -340,6 +371,72 @@ fn a_killed_client_s_view_is_free_again() {
         Process::client(&place, 1001).kill();
     }
     eventually("the helper has what it had before", || open_descriptors(&helper) <= base);
+}
+
+/// A control group that this machine's kernel limits the memory of; `None`, and a word, where there can be none.
+struct Group(PathBuf);
+
+impl Group {
+    const ROOT: &str = "/sys/fs/cgroup";
+
+    fn new() -> Option<Self> {
+        if std::env::var_os("PINFOLD_KERNEL").is_none() {
+            eprintln!("skipped: this machine's control groups are not ours to change");
+            return None;
+        }
+        let group = Self(Path::new(Self::ROOT).join(format!("pinfold-{}", std::process::id())));
+        fs::write(Path::new(Self::ROOT).join("cgroup.subtree_control"), "+memory").unwrap();
+        fs::create_dir(&group.0).unwrap();
+        Some(group)
+    }
+
+    fn of_helper(&self, place: &Path) -> Command {
+        let helper = support::other("in_another_process", "helper", None);
+        let mut command = Command::new("bash");
+        command.args(["-c", r#"echo $$ >"$0/cgroup.procs" && exec "$@""#]).arg(&self.0);
+        command.arg(helper.get_program()).args(helper.get_args());
+        command.env("PINFOLD_TEST_ROLE", "helper").env("PINFOLD_TEST_PATH", place);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+    }
+
+    /// So that the memory of some views is left before the reserve, and that of some more in it.
+    fn limit(&self) {
+        let used = fs::read_to_string(self.0.join("memory.current")).unwrap();
+        let used: u64 = used.trim().parse().unwrap();
+        let limit = (used + (4 << 20)) / 7 * 8;
+        fs::write(self.0.join("memory.max"), limit.to_string()).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Its last process is just being ended.
+        eventually("the group is gone", || fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+/// A view's memory stays charged to the helper's control group as long as any process has it.
+#[test]
+fn a_user_that_keeps_the_memory_of_many_views_does_not_end_the_helper() {
+    if !able() {
+        return;
+    }
+    let Some(group) = Group::new() else { return };
+    let directory = Directory::new("kept");
+    let place = directory.0.join("socket");
+    let Some(mut helper) = started(group.of_helper(&place)) else { return };
+    group.limit();
+    let client = |role| {
+        let mut command = support::other("in_another_process", role, Some(1001));
+        Process(command.env("PINFOLD_TEST_PATH", &place).spawn().unwrap())
+    };
+    let mut keeper = client("keeper");
+    assert_eq!(keeper.line().as_deref(), Some("Refused(NoMemory)"));
+    assert!(helper.0.try_wait().unwrap().is_none(), "the helper has ended");
+    keeper.kill();
+    assert_eq!(client("latecomer").line().as_deref(), Some("served"));
+    drop(helper);
 }
 
 fn open_descriptors(process: &Process) -> usize {

@@ -1,5 +1,5 @@
-//! What keeps the kernel from calling the eBPF programs: no view answers "current" from then on. Changes settings of
-//! the whole machine, so it is a program of its own and one test, and runs where no other program needs them: in the
+//! What keeps the kernel from calling the eBPF programs: no view answers "current" from then on; and what keeps more of
+//! them from being loaded. Changes settings of the whole machine, so it is a program of its own and one test, and runs where no other program needs them: in the
 //! virtual machine, or where `PINFOLD_CHANGE_SETTINGS` is set.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
@@ -10,7 +10,7 @@ mod support;
 
 use pinfold::Monitor;
 use pinfold::monitor::Ebpf;
-use pinfold_ebpf::{Programs, ViewError, ViewId};
+use pinfold_ebpf::{Programs, ProgramsError, ViewError, ViewId};
 use std::os::fd::AsFd;
 use support::{Memory, pidfd};
 
@@ -72,6 +72,25 @@ fn no_view_outlives_the_programs_calls() {
     };
     switched_off(&programs);
     preempted(&programs);
+    crowded_out();
+}
+
+/// Clients keep the programs of helpers that have ended: as many generations fit at one function as the kernel has places.
+fn crowded_out() {
+    let mut kept = vec![];
+    let refused = loop {
+        assert!(kept.len() < 64, "the kernel has no limit");
+        match Programs::load_only("unmapping") {
+            Ok(programs) => kept.push(programs),
+            Err(refused) => break refused,
+        }
+    };
+    assert!(
+        matches!(refused, ProgramsError::ManyPrograms { function: "unmap_vmas", .. }),
+        "{refused}"
+    );
+    kept.pop();
+    Programs::load_only("unmapping").unwrap();
 }
 
 /// A change after the switch would not be seen, so the check must say so before.

@@ -27,6 +27,7 @@ fn what_stays_where_no_end_runs() {
     };
     let view = || Watched::of(&programs, pidfd(std::process::id()).as_fd());
     let watched = view();
+    an_owner_shows_nothing_of_the_kernel(&watched);
     a_call_at_that_depth_frees_it(&watched);
     a_call_that_unmaps_frees_it(&watched);
     a_call_that_moves_frees_it(&watched);
@@ -35,6 +36,28 @@ fn what_stays_where_no_end_runs() {
     drop(watched);
     a_change_that_finds_no_record_says_so(&view());
     a_record_is_freed_wherever_it_is(&view());
+}
+
+/// Neither the thread's number nor how deep it was on its stack, and not as a difference either.
+fn an_owner_shows_nothing_of_the_kernel(watched: &Watched<'_>) {
+    let memory = Memory::private(1);
+    let (mut callers, mut owners) = (HashSet::new(), HashSet::new());
+    for _ in 0..CALLS {
+        memory.advise(libc::MADV_DONTNEED);
+        callers.extend(watched.owners(memory.range()));
+        owners.extend(watched.veiled_owners());
+        // It frees all of this thread's.
+        Memory::private(1).raw_unmap();
+    }
+    let number = u64::from(thread_number().cast_unsigned());
+    assert!(callers.iter().all(|caller| caller & 0xffff_ffff == number), "{callers:x?}");
+    let halves = |owner: &u64| [owner & 0x7fff_ffff, owner >> 31 & 0x7fff_ffff];
+    let depths: HashSet<_> = callers.iter().map(|caller| caller >> 32).collect();
+    let shown = |owner: &u64| halves(owner)[0] == number || depths.contains(&halves(owner)[1]);
+    assert!(!owners.is_empty() && !owners.iter().any(shown), "{owners:x?} for {callers:x?}");
+    // Depths differ in bits 4 to 15; what is veiled, in all.
+    let lefts: Vec<_> = owners.iter().map(|owner| halves(owner)[1] >> 16).collect();
+    assert!(callers.len() < 2 || lefts.iter().any(|left| left != &lefts[0]), "{owners:x?}");
 }
 
 /// Asserts that a later call freed, of an earlier one's records, those at its depth and below. An owner is a thread's

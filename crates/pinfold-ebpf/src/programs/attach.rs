@@ -51,7 +51,7 @@ impl Loader<'_> {
             for &(end, place) in ends {
                 let program = self.load(&format!("{end}/{}", shape.program), place, function)?;
                 let link = sys::attach(&program)
-                    .map_err(|Errno(errno)| ProgramsError::AttachRefused { function, errno })?;
+                    .map_err(|Errno(errno)| ProgramsError::attach(function, errno))?;
                 attached.push(Attached { program, link });
             }
         }

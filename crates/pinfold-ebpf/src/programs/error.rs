@@ -52,6 +52,18 @@ pub enum ProgramsError {
         /// The kernel's error number.
         errno: i32,
     },
+    /// As many programs as the kernel allows are attached to one of its functions. Those of a helper that has ended stay
+    /// as long as one of its clients lives, so this [passes with time](Self::passes_with_time).
+    #[error(
+        "no more eBPF programs fit at {function} (errno {errno}): those of ended helpers stay until their clients end \
+         (`bpftool link show` lists both); end some, or other tracers, and try again"
+    )]
+    ManyPrograms {
+        /// The function.
+        function: &'static str,
+        /// The kernel's error number.
+        errno: i32,
+    },
     /// This kernel has no function to attach to that tells of one kind of change.
     #[error(
         "this kernel has no function to attach to that tells of {change} (looked for {}): report \
@@ -106,6 +118,21 @@ pub enum ProgramsError {
         /// The kernel's error number.
         errno: i32,
     },
+}
+
+impl ProgramsError {
+    /// Why a program was not attached to `function`.
+    pub(super) fn attach(function: &'static str, errno: i32) -> Self {
+        match errno {
+            libc::E2BIG => Self::ManyPrograms { function, errno },
+            errno => Self::AttachRefused { function, errno },
+        }
+    }
+
+    /// Whether trying again later can help, though neither the machine nor this process's rights change.
+    pub fn passes_with_time(&self) -> bool {
+        matches!(self, Self::ManyPrograms { .. })
+    }
 }
 
 const SWITCHED_OFF: &str = "kernel.ftrace_enabled is 0, so this kernel calls no eBPF program at its functions: \
@@ -181,6 +208,7 @@ mod tests {
                 ProgramsError::AttachRefused { function: "unmap_vmas", errno: libc::EPERM },
                 "CONFIG_FUNCTION_TRACER",
             ),
+            (ProgramsError::attach("unmap_vmas", libc::E2BIG), "until their clients end"),
             (
                 ProgramsError::NoHook { change: "moving", functions: &["a", "b"] },
                 "(looked for a, b)",
@@ -194,6 +222,8 @@ mod tests {
         ];
         for (refusal, word) in refusals {
             assert!(refusal.to_string().contains(word), "{refusal}");
+            let passes = matches!(refusal, ProgramsError::ManyPrograms { .. });
+            assert_eq!(refusal.passes_with_time(), passes, "{refusal}");
         }
     }
 }

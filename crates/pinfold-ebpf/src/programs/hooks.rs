@@ -55,6 +55,9 @@ const MAPPING: Parameter = PointerTo("vm_area_struct");
 const FOLIO: Shape =
     Shape { program: "unmap_folio", parameters: &[PointerTo("folio"), MAPPING, Word] };
 
+/// Of these programs the loader makes certain that they run.
+pub(super) const SWITCHING_OFF: &str = "switching programs off";
+
 pub(super) static HOOKS: [Hook; 13] = [
     Hook {
         change: "unmapping",
@@ -172,7 +175,7 @@ pub(super) static HOOKS: [Hook; 13] = [
         both_ends: false,
     },
     Hook {
-        change: "switching programs off",
+        change: SWITCHING_OFF,
         functions: &["proc_dointvec"],
         kin: None,
         if_there_is: None,

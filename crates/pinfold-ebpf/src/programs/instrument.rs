@@ -109,6 +109,9 @@ impl Partings {
     }
 }
 
+/// As in `bpf/changes.h`.
+const HALF_BITS: u32 = 31;
+
 impl Programs {
     /// As [`load`](Self::load), without the programs for one kind of change. No monitor over these sees it: this is for the
     /// test that an [`Instrument`] does.
@@ -128,6 +131,33 @@ impl Programs {
     /// As [`load`](Self::load).
     pub fn load_beginnings_without(change: &str) -> Result<Self, ProgramsError> {
         Self::load_at(|hook| hook.change != change, false)
+    }
+
+    /// As [`load`](Self::load), with the programs for one kind of change only, and those without which none are loaded. For
+    /// tests.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub fn load_only(change: &str) -> Result<Self, ProgramsError> {
+        Self::load_at(|hook| [change, hooks::SWITCHING_OFF].contains(&hook.change), true)
+    }
+
+    /// The thread, and above it how deep it was on its kernel stack (bits 32 to 47), that the owner of a
+    /// [record](crate::layout::Record) of these programs stands for; `None` if they cannot be asked. For tests.
+    pub fn caller_of(&self, owner: u64) -> Option<u64> {
+        let veil = self.lock().veil()?;
+        let scrambled = |half: u64, by: usize| {
+            let (factor, addend) = (veil.get(2 * by)?, veil.get(2 * by + 1)?);
+            Some(factor.wrapping_mul(half).wrapping_add(*addend) >> (64 - HALF_BITS))
+        };
+        let half = (1_u64 << HALF_BITS) - 1;
+        let (mut left, mut right) = (owner >> HALF_BITS & half, owner & half);
+        right ^= scrambled(left, 3)?;
+        left ^= scrambled(right, 2)?;
+        right ^= scrambled(left, 1)?;
+        left ^= scrambled(right, 0)?;
+        Some(left << 32 | right)
     }
 
     /// Checks from now on what these programs tell.

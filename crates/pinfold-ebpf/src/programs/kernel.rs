@@ -3,6 +3,8 @@
 use super::btf::Btf;
 use super::error::ProgramsError;
 use super::hooks::{Hook, Shape};
+use pinfold_kernel::Errno;
+use pinfold_kernel::process::random;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
@@ -47,9 +49,11 @@ const MEMBERS: [(&str, &str, bool); 16] = [
     ("vm_area_struct", "vm_end", true),
 ];
 
-/// How many words `struct offsets` has: the members, the bit of a folio that has several pages, and the address
-/// of the word on preemption.
-pub(super) const OFFSETS: usize = MEMBERS.len() + 2;
+/// How many random words the owners of records are veiled by, as in `bpf/changes.h`.
+pub(super) const VEIL_WORDS: usize = 8;
+/// How many words `struct offsets` has: the members, the bit of a folio that has several pages, the address
+/// of the word on preemption, and the veil.
+pub(super) const OFFSETS: usize = MEMBERS.len() + 2 + VEIL_WORDS;
 
 impl Kernel {
     pub(super) fn read() -> Result<Self, ProgramsError> {
@@ -114,15 +118,13 @@ impl Kernel {
 
     /// `struct offsets`.
     pub(super) fn offsets(&self) -> Result<[u64; OFFSETS], ProgramsError> {
-        let mut offsets = [0; OFFSETS];
-        for (offset, place) in offsets.iter_mut().zip(self.places(&MEMBERS)?) {
-            *offset = place;
-        }
         let head = self.btf.enumerator("pageflags", "PG_head");
         let head = head.and_then(|bit| 1_u64.checked_shl(bit));
-        let [.., bit, word] = &mut offsets;
-        *bit = head.ok_or(ProgramsError::UnknownBtf { wanted: "PG_head" })?;
-        *word = self.word_on_preemption().unwrap_or(0);
+        let head = head.ok_or(ProgramsError::UnknownBtf { wanted: "PG_head" })?;
+        let rest = [head, self.word_on_preemption().unwrap_or(0)];
+        let places = self.places(&MEMBERS)?.into_iter().chain(rest).chain(veil()?);
+        let mut offsets = [0; OFFSETS];
+        offsets.iter_mut().zip(places).for_each(|(offset, place)| *offset = place);
         Ok(offsets)
     }
 
@@ -152,6 +154,16 @@ impl Preemption {
             Self::Dynamic { word: None } => Some("unknown"),
         }
     }
+}
+
+/// Each loader's own.
+fn veil() -> Result<[u64; VEIL_WORDS], ProgramsError> {
+    let mut veil = [0; VEIL_WORDS];
+    for word in &mut veil {
+        *word =
+            random().map_err(|Errno(errno)| ProgramsError::Os { operation: "getrandom", errno })?;
+    }
+    Ok(veil)
 }
 
 fn preemption_by(version: &str, word: impl Fn() -> Option<u64>) -> Preemption {

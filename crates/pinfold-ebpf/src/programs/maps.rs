@@ -2,6 +2,8 @@
 
 use super::error::{ProgramsError, ViewError};
 use super::kernel::OFFSETS;
+#[cfg(feature = "instrument")]
+use super::kernel::VEIL_WORDS;
 use super::object::Target;
 use super::sys::{self, Errno, Kind, Map, Put, Shape, Words, flag};
 use crate::layout::{Changes, WatchFilter};
@@ -145,6 +147,16 @@ impl Maps {
             ("offsets", Target::ValueOf(self.offsets.as_raw_fd())),
             ("setting_reads", Target::ValueOf(self.setting_reads.as_raw_fd())),
         ])
+    }
+
+    /// What the owners of records are veiled by.
+    #[cfg(feature = "instrument")]
+    pub(super) fn veil(&self) -> Option<Vec<u64>> {
+        let offsets = self.offsets.get(&0_u32.to_ne_bytes()).ok()?;
+        let words =
+            offsets.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes));
+        let words: Vec<_> = words.collect();
+        words.get(words.len().checked_sub(VEIL_WORDS)?..).map(Into::into)
     }
 
     /// How often the program `setting` saw `kernel.ftrace_enabled` being read.
@@ -328,6 +340,9 @@ mod tests {
     fn the_programs_close_as_many_views_as_there_can_be() {
         let twin = include_str!("../../bpf/changes.h");
         assert!(twin.contains(&format!("#define MOST_VIEWS {MOST_VIEWS}\n")));
+        assert!(
+            twin.contains(&format!("#define VEIL_WORDS {}\n", crate::programs::kernel::VEIL_WORDS))
+        );
         assert!(twin.contains(&format!("#define VIEWS_PER_PROCESS {VIEWS_PER_PROCESS}\n")));
         assert!(twin.contains(&format!("#define FILTER_BITS {FILTER_BITS}\n")));
     }

@@ -1,6 +1,7 @@
 //! `kernel.ftrace_enabled`: whether the kernel calls programs at its functions at all (`bpf/changes.c`, 6).
 
 use super::error::ProgramsError;
+use super::hooks::SWITCHING_OFF;
 use super::sys::Errno;
 
 const FILE: &str = "/proc/sys/kernel/ftrace_enabled";
@@ -27,10 +28,9 @@ pub(super) fn is_followed(count: impl Fn() -> u32) -> Result<(), ProgramsError> 
     match setting {
         None => Ok(()),
         Some(false) => Err(ProgramsError::SwitchedOff),
-        Some(true) if count() == before => Err(ProgramsError::NoHook {
-            change: "switching programs off",
-            functions: &["proc_dointvec"],
-        }),
+        Some(true) if count() == before => {
+            Err(ProgramsError::NoHook { change: SWITCHING_OFF, functions: &["proc_dointvec"] })
+        }
         Some(true) => Ok(()),
     }
 }

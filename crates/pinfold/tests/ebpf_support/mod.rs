@@ -9,7 +9,7 @@
 
 use pinfold::AddressRange;
 use pinfold::monitor::Ebpf;
-use pinfold_ebpf::layout::{CLOSED, Changes, Record, WatchFilter, blocks};
+use pinfold_ebpf::layout::{CLOSED, Changes, Record, WRITING, WatchFilter, blocks};
 use pinfold_ebpf::{Programs, ViewId};
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -221,7 +221,7 @@ impl<'p> Watched<'p> {
         self.sequence() & CLOSED != 0
     }
 
-    /// The owners of the records that say that exactly this range is changing, since some moment of this minute.
+    /// Who made, by thread and depth, the records that say that exactly this range is changing, since some moment of this minute.
     #[allow(dead_code, reason = "not every test looks at records")]
     pub(crate) fn owners(&self, range: AddressRange) -> Vec<u64> {
         let now = now();
@@ -235,7 +235,15 @@ impl<'p> Watched<'p> {
         owners
             .map(|record| record.owner.load(Ordering::SeqCst))
             .filter(|&owner| owner != 0)
+            .map(|owner| self.programs.caller_of(owner).unwrap() | owner & WRITING)
             .collect()
+    }
+
+    /// The owners of all records, as they stand there.
+    #[allow(dead_code, reason = "not every test looks at records")]
+    pub(crate) fn veiled_owners(&self) -> Vec<u64> {
+        let owners = self.changes.records.iter().map(|record| record.owner.load(Ordering::SeqCst));
+        owners.filter(|&owner| owner != 0).collect()
     }
 
     /// Whether some change found no record.
