@@ -11,6 +11,7 @@ mod parameters;
 mod reports;
 mod settings;
 mod summary;
+mod wait;
 mod warnings;
 
 use crate::output::{Failure, Output};

@@ -2,7 +2,8 @@
 //!
 //! A signal that a terminal sends reaches the program without us; one that a process sends to us alone is sent on. While
 //! there is no program, before it starts and after its end, a signal is only noted, so that the files are removed
-//! that this process has made; a second one ends it at once. While the program starts they wait.
+//! that this process has made; a second one ends it at once. While the program starts they wait. A signal that stops is only
+//! sent on, too: this process stops once the program has (`wait`).
 //!
 //! # Safety
 //!
@@ -11,6 +12,7 @@
 
 #![allow(unsafe_code)]
 
+use super::wait;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -33,8 +35,11 @@ const ENDING: [libc::c_int; 8] = [
     libc::SIGINT,
     libc::SIGQUIT,
 ];
+/// Signals that stop a program which does not handle them.
+const STOPPING: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 /// Those that a terminal sends to all its processes, the program among them.
-const FROM_TERMINAL: [libc::c_int; 3] = [libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP];
+const FROM_TERMINAL: [libc::c_int; 5] =
+    [libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
 /// Signals that this process does not leave as they were, and whether they were ignored as it began. Rust's runtime ignores
 /// SIGPIPE before `main`; the kernel keeps no status for a process that ignores SIGCHLD, and ends by SIGXFSZ one that writes
@@ -77,12 +82,17 @@ pub(super) fn keep_statuses() {
 
 /// Has signals noted from now on, and sent on to the program while it runs.
 pub(super) fn catch_signals() {
-    ENDING.into_iter().chain([libc::SIGTSTP, libc::SIGCONT]).for_each(catch);
+    ENDING.into_iter().chain(STOPPING).chain([libc::SIGCONT]).for_each(catch);
 }
 
 /// Has signals do from now on what they do to a program without handlers; those that were ignored are.
 pub(super) fn leave_signals() {
-    for signal in ENDING.into_iter().filter(|&signal| !is_ignored(signal)) {
+    leave(&ENDING);
+    leave(&STOPPING);
+}
+
+fn leave(signals: &[libc::c_int]) {
+    for &signal in signals.iter().filter(|&&signal| !is_ignored(signal)) {
         // SAFETY: no handler is set.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
@@ -128,15 +138,13 @@ pub(super) fn run(mut program: Command) -> io::Result<ExitStatus> {
     }
     change_mask(libc::SIG_SETMASK, &before);
     let mut child = spawned?;
+    let number = CHILD.load(Ordering::SeqCst);
     // What arrived before was for the program.
     let earlier = NOTED.swap(0, Ordering::SeqCst);
     if earlier != 0 {
-        send_to(CHILD.load(Ordering::SeqCst), earlier);
+        send_to(number, earlier);
     }
-    if earlier == libc::SIGTSTP {
-        stop();
-    }
-    wait_for_end(child.id());
+    wait::for_end(number);
     CHILD.store(0, Ordering::SeqCst);
     child.wait()
 }
@@ -152,7 +160,8 @@ fn begin(mask: &libc::sigset_t, parent: libc::pid_t) -> io::Result<()> {
             libc::raise(libc::SIGKILL);
         }
     }
-    leave_signals();
+    // One that stops waits for the program: this process would be waited for in vain until something continues it.
+    leave(&ENDING);
     for (signal, was_ignored) in &CHANGED {
         let was = if was_ignored.load(Ordering::SeqCst) { libc::SIG_IGN } else { libc::SIG_DFL };
         // SAFETY: no handler is set.
@@ -162,7 +171,7 @@ fn begin(mask: &libc::sigset_t, parent: libc::pid_t) -> io::Result<()> {
     Ok(())
 }
 
-fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
+pub(super) fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     // SAFETY: the calls write into the set only, for which zeros are a value.
     unsafe {
         let mut set: libc::sigset_t = mem::zeroed();
@@ -174,7 +183,7 @@ fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
 }
 
 /// Changes which signals this thread has blocked; those that it had.
-fn change_mask(how: libc::c_int, set: &libc::sigset_t) -> libc::sigset_t {
+pub(super) fn change_mask(how: libc::c_int, set: &libc::sigset_t) -> libc::sigset_t {
     // SAFETY: the call reads one set and writes the other, for which zeros are a value.
     unsafe {
         let mut before: libc::sigset_t = mem::zeroed();
@@ -183,22 +192,9 @@ fn change_mask(how: libc::c_int, set: &libc::sigset_t) -> libc::sigset_t {
     }
 }
 
-/// Leaves the child to be waited for, so that its number stays its own.
-fn wait_for_end(child: u32) {
-    loop {
-        // SAFETY: the call writes into the structure only, for which zeros are a value.
-        let ended = unsafe {
-            let mut how: libc::siginfo_t = mem::zeroed();
-            libc::waitid(libc::P_PID, child, &raw mut how, libc::WEXITED | libc::WNOWAIT)
-        };
-        if ended == 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            return;
-        }
-    }
-}
-
 /// One that is ignored stays so, for the program as well.
-fn catch(signal: libc::c_int) {
+/// Others wait for the handler's end, so that signals are sent on in the order in which they arrive.
+pub(super) fn catch(signal: libc::c_int) {
     if is_ignored(signal) {
         return;
     }
@@ -207,6 +203,7 @@ fn catch(signal: libc::c_int) {
         let mut action: libc::sigaction = mem::zeroed();
         action.sa_sigaction = on_signal as extern "C" fn(_, _, _) as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+        libc::sigfillset(&raw mut action.sa_mask);
         libc::sigaction(signal, &raw const action, ptr::null_mut());
     }
 }
@@ -219,18 +216,13 @@ extern "C" fn on_signal(
     // SAFETY: the kernel hands the handler a structure; errno is this thread's own, and what was interrupted reads it.
     let (errno, by_process) = unsafe { (*libc::__errno_location(), (*how).si_code <= 0) };
     let child = CHILD.load(Ordering::SeqCst);
+    if signal == libc::SIGCONT {
+        continued();
+    }
     if child > 0 && (by_process || !FROM_TERMINAL.contains(&signal)) {
         send_to(child, signal);
-    }
-    match signal {
-        libc::SIGTSTP if child != NOT_YET => stop(),
-        libc::SIGCONT => {
-            let (ours, none) = (libc::SIGTSTP, 0);
-            let _ = NOTED.compare_exchange(ours, none, Ordering::SeqCst, Ordering::SeqCst);
-        }
-        _ if child > 0 => {}
-        _ if matches!(NOTED.swap(signal, Ordering::SeqCst), 0 | libc::SIGTSTP) => {}
-        _ => as_by_default(signal),
+    } else if child <= 0 {
+        without_program(signal, child == NOT_YET);
     }
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
@@ -241,17 +233,25 @@ fn send_to(child: libc::pid_t, signal: libc::c_int) {
     unsafe { libc::kill(child, signal) };
 }
 
-/// Stops this process as the signal does to a program without a handler, which is that of the signal: a second one waits
-/// for its end. A group that no shell watches is not stopped: nothing may continue it.
-fn stop() {
-    // SAFETY: handlers may make these calls.
-    unsafe {
-        let shell = libc::getppid();
-        let is_watched =
-            libc::getsid(shell) == libc::getsid(0) && libc::getpgid(shell) != libc::getpgrp();
-        if is_watched {
-            libc::raise(libc::SIGSTOP);
+/// Before the program is continued: another signal that stops reaches it from now on, and one that was noted is over.
+fn continued() {
+    STOPPING.into_iter().for_each(catch);
+    let (stop, none) = (libc::SIGTSTP, 0);
+    let _ = NOTED.compare_exchange(stop, none, Ordering::SeqCst, Ordering::SeqCst);
+}
+
+/// What a signal does while there is no program. One that stops is for a program that is about to start, if a terminal has
+/// sent it to both: this process would wait for one that has stopped too early to say that it started.
+fn without_program(signal: libc::c_int, is_to_start: bool) {
+    match signal {
+        libc::SIGCONT => {}
+        libc::SIGTSTP if is_to_start => {
+            let (none, stop) = (0, libc::SIGTSTP);
+            let _ = NOTED.compare_exchange(none, stop, Ordering::SeqCst, Ordering::SeqCst);
         }
+        _ if STOPPING.contains(&signal) => wait::stop_by(signal, || true),
+        _ if matches!(NOTED.swap(signal, Ordering::SeqCst), 0 | libc::SIGTSTP) => {}
+        _ => as_by_default(signal),
     }
 }
 

@@ -10,11 +10,11 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 
 /// Says that it is ready, and ends with status 5 by one of these signals.
-const WAITS: &str =
+pub(crate) const WAITS: &str =
     "trap 'exit 5' INT QUIT TERM USR1 XCPU ALRM; echo $$; while :; do sleep 0.02; done";
 
 /// The command, and its program's number, once that has said it.
-fn ready(mut command: Command) -> (Child, u32) {
+pub(crate) fn ready(mut command: Command) -> (Child, u32) {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -63,7 +63,7 @@ fn signals_while_the_program_starts_leave_neither_it_nor_a_file() {
 }
 
 /// The letter that the kernel has for a process's state.
-fn state(process: u32) -> char {
+pub(crate) fn state(process: u32) -> char {
     let text = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     text.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap()
 }

@@ -9,4 +9,5 @@ mod endings;
 mod jobs;
 mod probe;
 mod run;
+mod stops;
 mod support;
