@@ -4,6 +4,9 @@
 //! program is asked whether it still is stopped. A SIGCONT that arrives after that takes the pending one away, by the kernel's
 //! own rule; an earlier one has been sent on, so that the program is not stopped any more.
 //!
+//! Other children are those that this process had before, or that were left to it: as the first process of a container, or
+//! as a subreaper. Each is reaped as it ends; the program alone is left for its starter to reap, with its status.
+//!
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to wait for children, and to change what a signal does in this process and raise it.
@@ -13,7 +16,7 @@
 use super::child::{catch, change_mask, set_of};
 use std::{io, mem, ptr};
 
-/// What has become of the program.
+/// What has become of a child.
 enum Change {
     Ended,
     Stopped(libc::c_int),
@@ -21,29 +24,42 @@ enum Change {
 
 /// Leaves the program to be waited for, so that its number stays its own.
 pub(super) fn for_end(program: libc::pid_t) {
-    while let Some(Change::Stopped(signal)) = next_change(program) {
-        stop_with(program, signal);
+    while let Some((process, change)) = next_change() {
+        match change {
+            Change::Stopped(signal) if process == program => stop_with(program, signal),
+            Change::Ended if process == program => return,
+            _ => reap(process),
+        }
     }
 }
 
-/// Waits for the next one, and leaves it to be asked for again.
-fn next_change(program: libc::pid_t) -> Option<Change> {
-    let how = wait(program, libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT)?;
-    if how.si_code != libc::CLD_STOPPED {
-        return Some(Change::Ended);
-    }
-    // SAFETY: the kernel has filled in what stopped a child.
-    Some(Change::Stopped(unsafe { how.si_status() }))
+/// Takes what is to be had of another child: its end, or its stop.
+fn reap(process: libc::pid_t) {
+    wait(libc::P_PID, process, ANY | libc::WNOHANG);
+}
+
+const ANY: libc::c_int = libc::WEXITED | libc::WSTOPPED;
+
+/// Waits for the next one of any child, and leaves it to be asked for again.
+fn next_change() -> Option<(libc::pid_t, Change)> {
+    let how = wait(libc::P_ALL, 0, ANY | libc::WNOWAIT)?;
+    // SAFETY: the kernel has filled in which child it is, and what ended or stopped it.
+    let (process, signal) = unsafe { (how.si_pid(), how.si_status()) };
+    let is_stopped = how.si_code == libc::CLD_STOPPED;
+    Some((process, if is_stopped { Change::Stopped(signal) } else { Change::Ended }))
 }
 
 /// `waitid`; `None` where it fails, or where nothing is to be had and `WNOHANG` says not to wait.
-fn wait(process: libc::pid_t, options: libc::c_int) -> Option<libc::siginfo_t> {
+fn wait(
+    which: libc::idtype_t,
+    process: libc::pid_t,
+    options: libc::c_int,
+) -> Option<libc::siginfo_t> {
     loop {
         // SAFETY: the call writes into the structure only, for which zeros are a value; a number is there in all of them.
         let (failed, how, number) = unsafe {
             let mut how: libc::siginfo_t = mem::zeroed();
-            let id = process.unsigned_abs();
-            let failed = libc::waitid(libc::P_PID, id, &raw mut how, options) != 0;
+            let failed = libc::waitid(which, process.unsigned_abs(), &raw mut how, options) != 0;
             (failed, how, how.si_pid())
         };
         if !failed {
@@ -57,7 +73,7 @@ fn wait(process: libc::pid_t, options: libc::c_int) -> Option<libc::siginfo_t> {
 
 /// Whether the program has stopped and not been continued since; said once for each time it stops.
 fn is_still_stopped(program: libc::pid_t) -> bool {
-    wait(program, libc::WSTOPPED | libc::WNOHANG).is_some()
+    wait(libc::P_PID, program, libc::WSTOPPED | libc::WNOHANG).is_some()
 }
 
 /// Stops this process as the program has stopped. The kernel asks whether a shell watches, but not for SIGSTOP: what

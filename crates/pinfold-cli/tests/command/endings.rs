@@ -185,6 +185,32 @@ fn a_program_in_a_pid_namespace_of_its_own_starts() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "started\n", "{output:?}");
 }
 
+/// As in a container: what its other processes leave behind becomes the first process's.
+#[test]
+fn the_first_process_of_a_namespace_reaps_what_others_leave_and_keeps_its_program_s_status() {
+    let Some(scratch) = Scratch::new("orphans") else { return };
+    let start = |words: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--pid", "--fork"]).args(words);
+        command.env("TMPDIR", scratch.place("tmp")).output().ok()
+    };
+    if !start(&["true"]).is_some_and(|output| output.status.success()) {
+        eprintln!("skipped: no namespaces here");
+        return;
+    }
+    let script = "orphan() { sh -c 'true >/dev/null & echo $!'; }
+        for it in 1 2 3; do
+            orphan=$(orphan) tries=0
+            while kill -0 $orphan; do
+                [ $tries -lt 500 ] || exit 9
+                tries=$((tries + 1)); sleep 0.01
+            done
+        done 2>/dev/null
+        orphan; orphan; exit 3";
+    let run = [env!("CARGO_BIN_EXE_pinfold"), "run", "--quiet", "--", "sh", "-c", script];
+    assert_eq!(status(&start(&run).unwrap()), 3);
+}
+
 #[test]
 fn only_regular_files_are_read() {
     let Some(scratch) = Scratch::new("fifo") else { return };
