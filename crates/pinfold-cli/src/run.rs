@@ -5,6 +5,7 @@
 //! started. Nothing that this command prints or writes changes that.
 
 mod child;
+mod environment;
 mod launcher;
 pub(crate) mod library;
 mod parameters;
@@ -15,6 +16,7 @@ mod wait;
 mod warnings;
 
 use crate::output::{Failure, Output};
+use environment::Environment;
 use launcher::Launcher;
 use parameters::Files;
 use reports::Reports;
@@ -25,7 +27,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use summary::Summary;
 
 /// Options of `pinfold run`.
@@ -73,7 +75,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
         Failure::unavailable(format!("no place for the program's reports: {error}"))
     })?;
     job.set(SUMMARY, reports.pattern().into());
-    match child::run(job.command()) {
+    match job.run() {
         Ok(status) => {
             let mut summary = reports.summary();
             if rank().is_some() && !Launcher::is_one(name) {
@@ -120,10 +122,12 @@ impl<'a> Job<'a> {
         self.variables.push((name, value));
     }
 
-    fn command(self) -> Command {
+    /// Runs it; how it ended.
+    fn run(self) -> io::Result<ExitStatus> {
+        let environment = Environment::with(&self.variables)?;
         let mut command = Command::new(self.program);
-        command.args(self.words).envs(self.variables);
-        command
+        command.args(self.words);
+        child::run(command, environment)
     }
 
     /// Sets what the middleware needs, has it sent to the ranks, and says what stays dangerous.

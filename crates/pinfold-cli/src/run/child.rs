@@ -12,6 +12,7 @@
 
 #![allow(unsafe_code)]
 
+use super::environment::Environment;
 use super::wait;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
@@ -125,13 +126,20 @@ pub(super) fn end_as(status: ExitStatus) -> u8 {
 /// # Errors
 ///
 /// It could not be started.
-pub(super) fn run(mut program: Command) -> io::Result<ExitStatus> {
+pub(super) fn run(mut program: Command, environment: Environment) -> io::Result<ExitStatus> {
     // Until it is known where to send them: a second one would end this process alone.
     let before = change_mask(libc::SIG_BLOCK, &set_of(&ENDING));
     // SAFETY: a call that only asks.
     let parent = unsafe { libc::getpid() };
-    // SAFETY: the closure reads atomics and makes system calls that handlers may make.
-    unsafe { program.pre_exec(move || begin(&before, parent)) };
+    let begin = move || {
+        // SAFETY: a forked child has one thread, and leaves this closure, which has the environment, only to execute the program
+        // or to end.
+        unsafe { environment.install() };
+        begin(&before, parent);
+        Ok(())
+    };
+    // SAFETY: the closure sets a pointer, reads atomics and makes system calls that handlers may make.
+    unsafe { program.pre_exec(begin) };
     let spawned = program.spawn();
     if let Ok(child) = &spawned {
         CHILD.store(i32::try_from(child.id()).unwrap_or(0), Ordering::SeqCst);
@@ -151,7 +159,7 @@ pub(super) fn run(mut program: Command) -> io::Result<ExitStatus> {
 
 /// In the child, behind what Rust's library does there: signals are as they were for this command, and the one that no
 /// process can send on ends both.
-fn begin(mask: &libc::sigset_t, parent: libc::pid_t) -> io::Result<()> {
+fn begin(mask: &libc::sigset_t, parent: libc::pid_t) {
     // SAFETY: calls that change this process only.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -168,7 +176,6 @@ fn begin(mask: &libc::sigset_t, parent: libc::pid_t) -> io::Result<()> {
         unsafe { libc::signal(*signal, was) };
     }
     change_mask(libc::SIG_SETMASK, mask);
-    Ok(())
 }
 
 pub(super) fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {

@@ -6,6 +6,7 @@
 mod bench;
 mod demo;
 mod endings;
+mod environment;
 mod jobs;
 mod probe;
 mod run;
