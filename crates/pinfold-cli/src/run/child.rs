@@ -51,6 +51,10 @@ static CHANGED: [(libc::c_int, AtomicBool); 3] = [
     (libc::SIGXFSZ, AtomicBool::new(false)),
 ];
 
+/// Which of the standard streams were closed as this process began. Rust's runtime opens them, so that no other file has
+/// their numbers; the program has them as they were.
+static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
+
 /// Before Rust's runtime begins.
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -59,6 +63,19 @@ static NOTE_START: extern "C" fn() = note_start;
 extern "C" fn note_start() {
     for (signal, was_ignored) in &CHANGED {
         was_ignored.store(is_ignored(*signal), Ordering::SeqCst);
+    }
+    for (descriptor, was_closed) in (0..).zip(&CLOSED) {
+        // SAFETY: a call that only asks.
+        let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFD) };
+        was_closed.store(flags == -1, Ordering::SeqCst);
+    }
+}
+
+fn close_what_was_closed() {
+    let closed = (0..).zip(&CLOSED).filter(|(_, was_closed)| was_closed.load(Ordering::SeqCst));
+    for (descriptor, _) in closed {
+        // SAFETY: it leads nowhere, and this is a child that is about to execute a program.
+        unsafe { libc::close(descriptor) };
     }
 }
 
@@ -157,7 +174,7 @@ pub(super) fn run(mut program: Command, environment: Environment) -> io::Result<
     child.wait()
 }
 
-/// In the child, behind what Rust's library does there: signals are as they were for this command, and the one that no
+/// In the child, behind what Rust's library does there: signals and streams are as they were for this command, and the one that no
 /// process can send on ends both.
 fn begin(mask: &libc::sigset_t, parent: libc::pid_t) {
     // SAFETY: calls that change this process only.
@@ -175,6 +192,7 @@ fn begin(mask: &libc::sigset_t, parent: libc::pid_t) {
         // SAFETY: no handler is set.
         unsafe { libc::signal(*signal, was) };
     }
+    close_what_was_closed();
     change_mask(libc::SIG_SETMASK, mask);
 }
 

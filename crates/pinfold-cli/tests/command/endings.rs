@@ -272,3 +272,23 @@ fn what_the_starter_ignores_the_program_ignores_and_its_status_is_kept() {
     }
     assert_eq!(scratch.leftovers(), [""; 0]);
 }
+
+/// A descriptor that is closed is not one that leads nowhere: what is written there fails.
+#[test]
+fn standard_streams_that_are_closed_are_closed_for_the_program() {
+    let Some(scratch) = Scratch::new("closed") else { return };
+    let open =
+        "open=1; for it in 0 1 2; do [ ! -e /proc/$$/fd/$it ] || open=${open}$it; done; exit $open";
+    for closing in ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"] {
+        let start = |words: &[&str]| {
+            let script = format!("exec \"$@\" {closing}");
+            let mut command = Command::new("sh");
+            command.args(["-c", &script, "sh"]).args(words).args(["sh", "-c", open]);
+            command.env("TMPDIR", scratch.place("tmp")).output().unwrap()
+        };
+        let [alone, run] =
+            [&[][..], &[env!("CARGO_BIN_EXE_pinfold"), "run", "--quiet", "--"]].map(start);
+        assert_eq!(status(&run), status(&alone), "{closing}");
+    }
+    assert_eq!(scratch.leftovers(), [""; 0]);
+}
