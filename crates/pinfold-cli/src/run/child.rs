@@ -26,7 +26,7 @@ const NOT_YET: i32 = -1;
 static NOTED: AtomicI32 = AtomicI32::new(0);
 
 /// Signals that end a program which does not handle them.
-const ENDING: [libc::c_int; 8] = [
+const ENDING: [libc::c_int; 13] = [
     libc::SIGTERM,
     libc::SIGHUP,
     libc::SIGUSR1,
@@ -35,12 +35,19 @@ const ENDING: [libc::c_int; 8] = [
     libc::SIGALRM,
     libc::SIGINT,
     libc::SIGQUIT,
+    libc::SIGVTALRM,
+    libc::SIGPROF,
+    libc::SIGIO,
+    libc::SIGPWR,
+    libc::SIGSTKFLT,
 ];
+/// Signals that do nothing to a program which does not handle them.
+const HARMLESS: [libc::c_int; 2] = [libc::SIGWINCH, libc::SIGURG];
 /// Signals that stop a program which does not handle them.
 const STOPPING: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 /// Those that a terminal sends to all its processes, the program among them.
-const FROM_TERMINAL: [libc::c_int; 5] =
-    [libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+const FROM_TERMINAL: [libc::c_int; 6] =
+    [libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU, libc::SIGWINCH];
 
 /// Signals that this process does not leave as they were, and whether they were ignored as it began. Rust's runtime ignores
 /// SIGPIPE before `main`; the kernel keeps no status for a process that ignores SIGCHLD, and ends by SIGXFSZ one that writes
@@ -100,17 +107,21 @@ pub(super) fn keep_statuses() {
 
 /// Has signals noted from now on, and sent on to the program while it runs.
 pub(super) fn catch_signals() {
-    ENDING.into_iter().chain(STOPPING).chain([libc::SIGCONT]).for_each(catch);
+    ending().chain(STOPPING).chain(HARMLESS).chain([libc::SIGCONT]).for_each(catch);
+}
+
+/// Those that end a program which does not handle them: those of real time, too.
+fn ending() -> impl Iterator<Item = libc::c_int> {
+    ENDING.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX())
 }
 
 /// Has signals do from now on what they do to a program without handlers; those that were ignored are.
 pub(super) fn leave_signals() {
-    leave(&ENDING);
-    leave(&STOPPING);
+    ending().chain(STOPPING).for_each(leave);
 }
 
-fn leave(signals: &[libc::c_int]) {
-    for &signal in signals.iter().filter(|&&signal| !is_ignored(signal)) {
+fn leave(signal: libc::c_int) {
+    if !is_ignored(signal) {
         // SAFETY: no handler is set.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
@@ -131,7 +142,7 @@ pub(super) fn end_as(status: ExitStatus) -> u8 {
         unsafe {
             libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
             libc::signal(signal, libc::SIG_DFL);
-            change_mask(libc::SIG_UNBLOCK, &set_of(&[signal]));
+            change_mask(libc::SIG_UNBLOCK, &set_of([signal]));
             libc::raise(signal);
         }
     }
@@ -145,7 +156,7 @@ pub(super) fn end_as(status: ExitStatus) -> u8 {
 /// It could not be started.
 pub(super) fn run(mut program: Command, environment: Environment) -> io::Result<ExitStatus> {
     // Until it is known where to send them: a second one would end this process alone.
-    let before = change_mask(libc::SIG_BLOCK, &set_of(&ENDING));
+    let before = change_mask(libc::SIG_BLOCK, &set_of(ending()));
     // SAFETY: a call that only asks.
     let parent = unsafe { libc::getpid() };
     let begin = move || {
@@ -186,7 +197,7 @@ fn begin(mask: &libc::sigset_t, parent: libc::pid_t) {
         }
     }
     // One that stops waits for the program: this process would be waited for in vain until something continues it.
-    leave(&ENDING);
+    ending().for_each(leave);
     for (signal, was_ignored) in &CHANGED {
         let was = if was_ignored.load(Ordering::SeqCst) { libc::SIG_IGN } else { libc::SIG_DFL };
         // SAFETY: no handler is set.
@@ -196,12 +207,12 @@ fn begin(mask: &libc::sigset_t, parent: libc::pid_t) {
     change_mask(libc::SIG_SETMASK, mask);
 }
 
-pub(super) fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
+pub(super) fn set_of(signals: impl IntoIterator<Item = libc::c_int>) -> libc::sigset_t {
     // SAFETY: the calls write into the set only, for which zeros are a value.
     unsafe {
         let mut set: libc::sigset_t = mem::zeroed();
         for signal in signals {
-            libc::sigaddset(&raw mut set, *signal);
+            libc::sigaddset(&raw mut set, signal);
         }
         set
     }
@@ -269,7 +280,7 @@ fn continued() {
 /// sent it to both: this process would wait for one that has stopped too early to say that it started.
 fn without_program(signal: libc::c_int, is_to_start: bool) {
     match signal {
-        libc::SIGCONT => {}
+        _ if signal == libc::SIGCONT || HARMLESS.contains(&signal) => {}
         libc::SIGTSTP if is_to_start => {
             let (none, stop) = (0, libc::SIGTSTP);
             let _ = NOTED.compare_exchange(none, stop, Ordering::SeqCst, Ordering::SeqCst);

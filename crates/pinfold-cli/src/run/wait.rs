@@ -100,7 +100,7 @@ fn is_watched() -> bool {
 /// Stops this process by a signal as it does to a program without a handler, if it is due once it is pending. A handler may
 /// call this. The kernel stops no group that no shell watches: nothing may continue it.
 pub(super) fn stop_by(signal: libc::c_int, is_due: impl FnOnce() -> bool) {
-    let set = set_of(&[signal]);
+    let set = set_of([signal]);
     let before = change_mask(libc::SIG_BLOCK, &set);
     // SAFETY: no handler is called.
     unsafe {

@@ -292,3 +292,24 @@ fn standard_streams_that_are_closed_are_closed_for_the_program() {
     }
     assert_eq!(scratch.leftovers(), [""; 0]);
 }
+
+#[test]
+fn every_signal_that_ends_a_program_reaches_it() {
+    let Some(scratch) = Scratch::new("every") else { return };
+    let timers = [libc::SIGVTALRM, libc::SIGPROF];
+    let others =
+        [libc::SIGIO, libc::SIGPWR, libc::SIGSTKFLT, libc::SIGRTMIN() + 3, libc::SIGRTMAX()];
+    for signal in timers.into_iter().chain(others) {
+        let script = "echo $$; exec sleep 200";
+        let (mut child, _) = ready(scratch.command(&["--quiet", "--", "sh", "-c", script]));
+        scratch.send(&child, signal);
+        assert_eq!(child.wait().unwrap().signal(), Some(signal));
+    }
+    for signal in timers.into_iter().chain(others).chain([libc::SIGWINCH, libc::SIGURG]) {
+        let script = format!("trap 'exit 5' {signal}; {WAITS}");
+        let (mut child, _) = ready(scratch.command(&["--quiet", "--", "sh", "-c", &script]));
+        scratch.send_all(&child, &[signal]);
+        assert_eq!(child.wait().unwrap().code(), Some(5), "signal {signal}");
+    }
+    assert_eq!(scratch.leftovers(), [""; 0]);
+}
