@@ -27,7 +27,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::Command;
 use summary::Summary;
 
 /// Options of `pinfold run`.
@@ -72,10 +72,11 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
     }
     child::catch_signals();
     let reports = Reports::new(arguments.reports.as_deref()).map_err(|error| {
+        child::leave_signals();
         Failure::unavailable(format!("no place for the program's reports: {error}"))
     })?;
     job.set(SUMMARY, reports.pattern().into());
-    match job.run() {
+    match child::run(|| job.prepared()) {
         Ok(status) => {
             let mut summary = reports.summary();
             if rank().is_some() && !Launcher::is_one(name) {
@@ -91,6 +92,8 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
             Ok(child::end_as(status))
         }
         Err(error) => {
+            drop(reports);
+            child::leave_signals();
             output.note(format_args!("{}: {error}", name.to_string_lossy()));
             Ok(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
         }
@@ -122,12 +125,11 @@ impl<'a> Job<'a> {
         self.variables.push((name, value));
     }
 
-    /// Runs it; how it ended.
-    fn run(self) -> io::Result<ExitStatus> {
-        let environment = Environment::with(&self.variables)?;
+    /// What is started, with its environment.
+    fn prepared(self) -> io::Result<(Command, Environment)> {
         let mut command = Command::new(self.program);
         command.args(self.words);
-        child::run(command, environment)
+        Ok((command, Environment::with(&self.variables)?))
     }
 
     /// Sets what the middleware needs, has it sent to the ranks, and says what stays dangerous.

@@ -15,7 +15,7 @@
 use super::environment::Environment;
 use super::wait;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::{io, mem, ptr};
 
@@ -149,31 +149,22 @@ pub(super) fn end_as(status: ExitStatus) -> u8 {
     as_exit_status(status)
 }
 
-/// Runs the program; how it ended.
+/// Runs the program that is prepared; how it ended.
 ///
 /// # Errors
 ///
 /// It could not be started.
-pub(super) fn run(mut program: Command, environment: Environment) -> io::Result<ExitStatus> {
+pub(super) fn run(
+    prepare: impl FnOnce() -> io::Result<(Command, Environment)>,
+) -> io::Result<ExitStatus> {
     // Until it is known where to send them: a second one would end this process alone.
-    let before = change_mask(libc::SIG_BLOCK, &set_of(ending()));
-    // SAFETY: a call that only asks.
-    let parent = unsafe { libc::getpid() };
-    let begin = move || {
-        // SAFETY: a forked child has one thread, and leaves this closure, which has the environment, only to execute the program
-        // or to end.
-        unsafe { environment.install() };
-        begin(&before, parent);
-        Ok(())
-    };
-    // SAFETY: the closure sets a pointer, reads atomics and makes system calls that handlers may make.
-    unsafe { program.pre_exec(begin) };
-    let spawned = program.spawn();
-    if let Ok(child) = &spawned {
+    let before = change_mask(libc::SIG_BLOCK, &set_of(ending().chain(HARMLESS)));
+    let started = prepare().and_then(|(program, environment)| start(program, environment, before));
+    if let Ok(child) = &started {
         CHILD.store(i32::try_from(child.id()).unwrap_or(0), Ordering::SeqCst);
     }
     change_mask(libc::SIG_SETMASK, &before);
-    let mut child = spawned?;
+    let mut child = started?;
     let number = CHILD.load(Ordering::SeqCst);
     // What arrived before was for the program.
     let earlier = NOTED.swap(0, Ordering::SeqCst);
@@ -183,6 +174,25 @@ pub(super) fn run(mut program: Command, environment: Environment) -> io::Result<
     wait::for_end(number);
     CHILD.store(0, Ordering::SeqCst);
     child.wait()
+}
+
+fn start(
+    mut program: Command,
+    environment: Environment,
+    mask: libc::sigset_t,
+) -> io::Result<Child> {
+    // SAFETY: a call that only asks.
+    let parent = unsafe { libc::getpid() };
+    let begin = move || {
+        // SAFETY: a forked child has one thread, and leaves this closure, which has the environment, only to execute the program
+        // or to end.
+        unsafe { environment.install() };
+        begin(&mask, parent);
+        Ok(())
+    };
+    // SAFETY: the closure sets a pointer, reads atomics and makes system calls that handlers may make.
+    unsafe { program.pre_exec(begin) };
+    program.spawn()
 }
 
 /// In the child, behind what Rust's library does there: signals and streams are as they were for this command, and the one that no
@@ -255,40 +265,57 @@ extern "C" fn on_signal(
     if signal == libc::SIGCONT {
         continued();
     }
-    if child > 0 && (by_process || !FROM_TERMINAL.contains(&signal)) {
-        send_to(child, signal);
-    } else if child <= 0 {
+    if child > 0 {
+        send_on(child, signal, by_process);
+    } else {
         without_program(signal, child == NOT_YET);
     }
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
 }
 
+/// A terminal signals this process's group, and a shell continues it. Where the program has left that for one of its own, as
+/// `timeout` does, those signals go to all of its group.
+fn send_on(child: libc::pid_t, signal: libc::c_int, by_process: bool) {
+    // SAFETY: calls that only ask.
+    let (group, ours) = unsafe { (libc::getpgid(child), libc::getpgrp()) };
+    let has_own = group == child && group != ours;
+    let by_terminal = !by_process && FROM_TERMINAL.contains(&signal);
+    if has_own && (by_terminal || signal == libc::SIGCONT) {
+        send_to(-child, signal);
+    } else if !by_terminal {
+        send_to(child, signal);
+    }
+}
+
 fn send_to(child: libc::pid_t, signal: libc::c_int) {
-    // SAFETY: the child has not been waited for, so the number is its own.
+    // SAFETY: the child has not been waited for, so the number is its own, and its group's if it is negative.
     unsafe { libc::kill(child, signal) };
 }
 
 /// Before the program is continued: another signal that stops reaches it from now on, and one that was noted is over.
 fn continued() {
     STOPPING.into_iter().for_each(catch);
-    let (stop, none) = (libc::SIGTSTP, 0);
-    let _ = NOTED.compare_exchange(stop, none, Ordering::SeqCst, Ordering::SeqCst);
+    let _ = note(|noted| STOPPING.contains(&noted).then_some(0));
 }
 
 /// What a signal does while there is no program. One that stops is for a program that is about to start, if a terminal has
 /// sent it to both: this process would wait for one that has stopped too early to say that it started.
 fn without_program(signal: libc::c_int, is_to_start: bool) {
-    match signal {
-        _ if signal == libc::SIGCONT || HARMLESS.contains(&signal) => {}
-        libc::SIGTSTP if is_to_start => {
-            let (none, stop) = (0, libc::SIGTSTP);
-            let _ = NOTED.compare_exchange(none, stop, Ordering::SeqCst, Ordering::SeqCst);
-        }
-        _ if STOPPING.contains(&signal) => wait::stop_by(signal, || true),
-        _ if matches!(NOTED.swap(signal, Ordering::SeqCst), 0 | libc::SIGTSTP) => {}
-        _ => as_by_default(signal),
+    let stops = STOPPING.contains(&signal);
+    if stops && is_to_start {
+        let _ = note(|noted| (noted == 0).then_some(signal));
+    } else if stops {
+        wait::stop_by(signal, || true);
+    } else if signal != libc::SIGCONT && !HARMLESS.contains(&signal) {
+        note(|noted| (noted == 0 || STOPPING.contains(&noted)).then_some(signal))
+            .unwrap_or_else(|_| as_by_default(signal));
     }
+}
+
+/// Changes what is noted, if there is something to change.
+fn note(change: impl Fn(libc::c_int) -> Option<libc::c_int>) -> Result<(), libc::c_int> {
+    NOTED.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change).map(drop)
 }
 
 /// Ends this process by the signal, behind its handler.

@@ -57,7 +57,8 @@ fn signals_while_the_program_starts_leave_neither_it_nor_a_file() {
         let mut child = command.env("PATH", &path).spawn().unwrap();
         scratch.await_that("the command starts it", || !scratch.leftovers().is_empty());
         scratch.send_all(&child, &[libc::SIGTERM, libc::SIGINT]);
-        assert!(child.wait().unwrap().signal().is_some());
+        let ended = child.wait().unwrap();
+        assert!(ended.signal().is_some(), "{ended}");
         assert_eq!(scratch.leftovers(), [""; 0]);
     }
 }

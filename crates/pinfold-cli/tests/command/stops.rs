@@ -4,8 +4,9 @@ use crate::endings::{WAITS, ready, state};
 use crate::run::Scratch;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, waitpid};
 use std::cell::Cell;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 
 /// What a shell waits for: the child's end, or its stop.
 fn seen(scratch: &Scratch, child: &Child) -> WaitStatus {
@@ -84,4 +85,27 @@ fn a_stop_that_no_shell_watches_is_the_program_s_alone() {
         kill -STOP $$; wait; exit 6";
     let mut child = scratch.command(&["--quiet", "--", "sh", "-c", script]).spawn().unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(6));
+}
+
+/// By a terminal of its own, where `script` makes one.
+#[test]
+fn what_a_terminal_sends_reaches_a_program_in_a_group_of_its_own() {
+    let Some(scratch) = Scratch::new("terminal") else { return };
+    let text = format!(
+        "exec {} run --quiet -- timeout 100 sh -c \"{}\"",
+        env!("CARGO_BIN_EXE_pinfold"),
+        WAITS.replace('$', "\\$")
+    );
+    let program = scratch.program("program", &format!("#!/bin/sh\n{text}\n"));
+    let mut command = Command::new("script");
+    command.args(["-qec", program.to_str().unwrap(), "/dev/null"]);
+    command.env("TMPDIR", scratch.place("tmp")).stdin(Stdio::piped());
+    if Command::new("script").arg("--version").output().is_err() {
+        eprintln!("skipped: no `script` here");
+        return;
+    }
+    let (mut child, _) = ready(command);
+    child.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
+    assert_eq!(seen(&scratch, &child).exit_status(), Some(5));
+    drop(child.stdin.take());
 }
