@@ -11,6 +11,7 @@ pub(crate) mod library;
 mod parameters;
 mod reports;
 mod settings;
+mod signals;
 mod summary;
 mod wait;
 mod warnings;
@@ -58,7 +59,7 @@ pub(crate) struct Arguments {
 
 /// Runs the program to its end; its exit status.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure> {
-    child::keep_statuses();
+    signals::keep_statuses();
     let library = library::find().map_err(Failure::unavailable)?;
     let (name, words) = arguments.program.split_first().ok_or_else(no_program)?;
     let json = arguments.json.as_deref().map(opened).transpose()?;
@@ -70,9 +71,9 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
         None if Launcher::is_one(name) => output.note(HINT),
         None => {}
     }
-    child::catch_signals();
+    signals::catch_signals();
     let reports = Reports::new(arguments.reports.as_deref()).map_err(|error| {
-        child::leave_signals();
+        signals::leave_signals();
         Failure::unavailable(format!("no place for the program's reports: {error}"))
     })?;
     job.set(SUMMARY, reports.pattern().into());
@@ -84,8 +85,8 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
             }
             // Nothing is left to remove, so that a signal may end this process at once.
             drop(reports);
-            child::leave_signals();
-            if let Some(status) = child::asked_to_end() {
+            signals::leave_signals();
+            if let Some(status) = signals::asked_to_end() {
                 return Ok(child::end_as(status));
             }
             conclude(arguments, output, json, &summary);
@@ -93,7 +94,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
         }
         Err(error) => {
             drop(reports);
-            child::leave_signals();
+            signals::leave_signals();
             output.note(format_args!("{}: {error}", name.to_string_lossy()));
             Ok(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
         }

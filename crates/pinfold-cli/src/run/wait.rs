@@ -13,8 +13,8 @@
 
 #![allow(unsafe_code)]
 
-use super::child::{catch, change_mask, set_of};
-use std::{io, mem, ptr};
+use super::signals::stop_by;
+use std::{io, mem};
 
 /// What has become of a child.
 enum Change {
@@ -95,26 +95,4 @@ fn is_watched() -> bool {
         let shell = libc::getppid();
         libc::getsid(shell) == libc::getsid(0) && libc::getpgid(shell) != libc::getpgrp()
     }
-}
-
-/// Stops this process by a signal as it does to a program without a handler, if it is due once it is pending. A handler may
-/// call this. The kernel stops no group that no shell watches: nothing may continue it.
-pub(super) fn stop_by(signal: libc::c_int, is_due: impl FnOnce() -> bool) {
-    let set = set_of([signal]);
-    let before = change_mask(libc::SIG_BLOCK, &set);
-    // SAFETY: no handler is called.
-    unsafe {
-        libc::signal(signal, libc::SIG_DFL);
-        libc::raise(signal);
-    }
-    if is_due() {
-        // This process stops here.
-        change_mask(libc::SIG_UNBLOCK, &set);
-    } else {
-        let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the call reads the set and the time.
-        unsafe { libc::sigtimedwait(&raw const set, ptr::null_mut(), &raw const at_once) };
-    }
-    catch(signal);
-    change_mask(libc::SIG_SETMASK, &before);
 }
