@@ -106,6 +106,8 @@ fn what_a_terminal_sends_reaches_a_program_in_a_group_of_its_own() {
     }
     let (mut child, _) = ready(command);
     child.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
-    assert_eq!(seen(&scratch, &child).exit_status(), Some(5));
+    // `timeout` sends it once more: the shell may be about to end by the first.
+    let status = seen(&scratch, &child).exit_status();
+    assert!(matches!(status, Some(5 | 130)), "{status:?}");
     drop(child.stdin.take());
 }
