@@ -5,15 +5,19 @@
 //! started. Nothing that this command prints or writes changes that.
 
 mod child;
+mod environment;
 mod launcher;
 pub(crate) mod library;
 mod parameters;
 mod reports;
 mod settings;
+mod signals;
 mod summary;
+mod wait;
 mod warnings;
 
 use crate::output::{Failure, Output};
+use environment::Environment;
 use launcher::Launcher;
 use parameters::Files;
 use reports::Reports;
@@ -55,7 +59,7 @@ pub(crate) struct Arguments {
 
 /// Runs the program to its end; its exit status.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure> {
-    child::keep_statuses();
+    signals::keep_statuses();
     let library = library::find().map_err(Failure::unavailable)?;
     let (name, words) = arguments.program.split_first().ok_or_else(no_program)?;
     let json = arguments.json.as_deref().map(opened).transpose()?;
@@ -67,12 +71,13 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
         None if Launcher::is_one(name) => output.note(HINT),
         None => {}
     }
-    child::catch_signals();
+    signals::catch_signals();
     let reports = Reports::new(arguments.reports.as_deref()).map_err(|error| {
+        signals::leave_signals();
         Failure::unavailable(format!("no place for the program's reports: {error}"))
     })?;
     job.set(SUMMARY, reports.pattern().into());
-    match child::run(job.command()) {
+    match child::run(|| job.prepared()) {
         Ok(status) => {
             let mut summary = reports.summary();
             if rank().is_some() && !Launcher::is_one(name) {
@@ -80,14 +85,16 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
             }
             // Nothing is left to remove, so that a signal may end this process at once.
             drop(reports);
-            child::leave_signals();
-            if let Some(status) = child::asked_to_end() {
+            signals::leave_signals();
+            if let Some(status) = signals::asked_to_end() {
                 return Ok(child::end_as(status));
             }
             conclude(arguments, output, json, &summary);
             Ok(child::end_as(status))
         }
         Err(error) => {
+            drop(reports);
+            signals::leave_signals();
             output.note(format_args!("{}: {error}", name.to_string_lossy()));
             Ok(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
         }
@@ -119,10 +126,11 @@ impl<'a> Job<'a> {
         self.variables.push((name, value));
     }
 
-    fn command(self) -> Command {
+    /// What is started, with its environment.
+    fn prepared(self) -> io::Result<(Command, Environment)> {
         let mut command = Command::new(self.program);
-        command.args(self.words).envs(self.variables);
-        command
+        command.args(self.words);
+        Ok((command, Environment::with(&self.variables)?))
     }
 
     /// Sets what the middleware needs, has it sent to the ranks, and says what stays dangerous.

@@ -1,99 +1,17 @@
 //! A program run to its end as if in our place: signals reach it, and its end is ours.
 //!
-//! A signal that a terminal sends reaches the program without us; one that a process sends to us alone is sent on. While
-//! there is no program, before it starts and after its end, a signal is only noted, so that the files are removed
-//! that this process has made; a second one ends it at once. While the program starts they wait.
-//!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to change what signals do in this process, and to send them on.
-//! The handler reads and writes atomics and makes system calls that handlers may make.
+//! This file reopens `unsafe_code` for what a child does before it executes the program, and to end this process by a signal.
 
 #![allow(unsafe_code)]
 
+use super::environment::Environment;
+use super::signals::{self, change_mask, set_of};
+use super::wait;
+use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::{io, mem, ptr};
-
-/// The process that signals are sent on to; 0 for none any more.
-static CHILD: AtomicI32 = AtomicI32::new(NOT_YET);
-const NOT_YET: i32 = -1;
-/// The signal that arrived while there was none; 0 for none.
-static NOTED: AtomicI32 = AtomicI32::new(0);
-
-/// Signals that end a program which does not handle them.
-const ENDING: [libc::c_int; 8] = [
-    libc::SIGTERM,
-    libc::SIGHUP,
-    libc::SIGUSR1,
-    libc::SIGUSR2,
-    libc::SIGXCPU,
-    libc::SIGALRM,
-    libc::SIGINT,
-    libc::SIGQUIT,
-];
-/// Those that a terminal sends to all its processes, the program among them.
-const FROM_TERMINAL: [libc::c_int; 3] = [libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP];
-
-/// Signals that this process does not leave as they were, and whether they were ignored as it began. Rust's runtime ignores
-/// SIGPIPE before `main`; the kernel keeps no status for a process that ignores SIGCHLD, and ends by SIGXFSZ one that writes
-/// more than a file may have.
-static CHANGED: [(libc::c_int, AtomicBool); 3] = [
-    (libc::SIGPIPE, AtomicBool::new(false)),
-    (libc::SIGCHLD, AtomicBool::new(false)),
-    (libc::SIGXFSZ, AtomicBool::new(false)),
-];
-
-/// Before Rust's runtime begins.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static NOTE_START: extern "C" fn() = note_start;
-
-extern "C" fn note_start() {
-    for (signal, was_ignored) in &CHANGED {
-        was_ignored.store(is_ignored(*signal), Ordering::SeqCst);
-    }
-}
-
-fn is_ignored(signal: libc::c_int) -> bool {
-    // SAFETY: the call writes into the structure only, for which zeros are a value.
-    unsafe {
-        let mut now: libc::sigaction = mem::zeroed();
-        libc::sigaction(signal, ptr::null(), &raw mut now);
-        now.sa_sigaction == libc::SIG_IGN
-    }
-}
-
-/// Has the kernel keep the statuses of processes that this one starts, whatever its own starter wanted, and refuse what this
-/// one writes and has no room for.
-pub(super) fn keep_statuses() {
-    // SAFETY: no handler is set.
-    unsafe {
-        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
-        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-    }
-}
-
-/// Has signals noted from now on, and sent on to the program while it runs.
-pub(super) fn catch_signals() {
-    ENDING.into_iter().chain([libc::SIGTSTP, libc::SIGCONT]).for_each(catch);
-}
-
-/// Has signals do from now on what they do to a program without handlers; those that were ignored are.
-pub(super) fn leave_signals() {
-    for signal in ENDING.into_iter().filter(|&signal| !is_ignored(signal)) {
-        // SAFETY: no handler is set.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
-    }
-}
-
-/// The end that a noted signal asks for.
-pub(super) fn asked_to_end() -> Option<ExitStatus> {
-    // SeqCst, as all here: a few times in a program's life.
-    let signal = NOTED.load(Ordering::SeqCst);
-    (signal != 0).then(|| ExitStatus::from_raw(signal))
-}
+use std::process::{Child, Command, ExitStatus};
 
 /// Ends this process as another one ended: by the same signal, or with the exit status that is returned. The first process of
 /// a PID namespace is not ended by its own signals.
@@ -103,47 +21,58 @@ pub(super) fn end_as(status: ExitStatus) -> u8 {
         unsafe {
             libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
             libc::signal(signal, libc::SIG_DFL);
-            change_mask(libc::SIG_UNBLOCK, &set_of(&[signal]));
+            change_mask(libc::SIG_UNBLOCK, &set_of([signal]));
             libc::raise(signal);
         }
     }
     as_exit_status(status)
 }
 
-/// Runs the program; how it ended.
+/// Runs the program that is prepared; how it ended.
 ///
 /// # Errors
 ///
 /// It could not be started.
-pub(super) fn run(mut program: Command) -> io::Result<ExitStatus> {
+pub(super) fn run(
+    prepare: impl FnOnce() -> io::Result<(Command, Environment)>,
+) -> io::Result<ExitStatus> {
     // Until it is known where to send them: a second one would end this process alone.
-    let before = change_mask(libc::SIG_BLOCK, &set_of(&ENDING));
-    // SAFETY: a call that only asks.
-    let parent = unsafe { libc::getpid() };
-    // SAFETY: the closure reads atomics and makes system calls that handlers may make.
-    unsafe { program.pre_exec(move || begin(&before, parent)) };
-    let spawned = program.spawn();
-    if let Ok(child) = &spawned {
-        CHILD.store(i32::try_from(child.id()).unwrap_or(0), Ordering::SeqCst);
+    let before = signals::hold();
+    let started = prepare().and_then(|(program, environment)| start(program, environment, before));
+    if let Ok(child) = &started {
+        signals::send_to_program(child.id().cast_signed());
     }
     change_mask(libc::SIG_SETMASK, &before);
-    let mut child = spawned?;
-    // What arrived before was for the program.
-    let earlier = NOTED.swap(0, Ordering::SeqCst);
-    if earlier != 0 {
-        send_to(CHILD.load(Ordering::SeqCst), earlier);
-    }
-    if earlier == libc::SIGTSTP {
-        stop();
-    }
-    wait_for_end(child.id());
-    CHILD.store(0, Ordering::SeqCst);
+    let mut child = started?;
+    let program = child.id().cast_signed();
+    signals::send_what_was_noted(program);
+    wait::for_end(program);
+    signals::send_to_none();
     child.wait()
 }
 
-/// In the child, behind what Rust's library does there: signals are as they were for this command, and the one that no
+fn start(
+    mut program: Command,
+    environment: Environment,
+    mask: libc::sigset_t,
+) -> io::Result<Child> {
+    // SAFETY: a call that only asks.
+    let parent = unsafe { libc::getpid() };
+    let begin = move || {
+        // SAFETY: a forked child has one thread, and leaves this closure, which has the environment, only to execute the program
+        // or to end.
+        unsafe { environment.install() };
+        begin(&mask, parent);
+        Ok(())
+    };
+    // SAFETY: the closure sets a pointer, reads atomics and makes system calls that handlers may make.
+    unsafe { program.pre_exec(begin) };
+    program.spawn()
+}
+
+/// In the child, behind what Rust's library does there: signals and streams are as they were for this command, and the one that no
 /// process can send on ends both.
-fn begin(mask: &libc::sigset_t, parent: libc::pid_t) -> io::Result<()> {
+fn begin(mask: &libc::sigset_t, parent: libc::pid_t) {
     // SAFETY: calls that change this process only.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -152,116 +81,9 @@ fn begin(mask: &libc::sigset_t, parent: libc::pid_t) -> io::Result<()> {
             libc::raise(libc::SIGKILL);
         }
     }
-    leave_signals();
-    for (signal, was_ignored) in &CHANGED {
-        let was = if was_ignored.load(Ordering::SeqCst) { libc::SIG_IGN } else { libc::SIG_DFL };
-        // SAFETY: no handler is set.
-        unsafe { libc::signal(*signal, was) };
-    }
+    signals::restore();
+    signals::close_what_was_closed();
     change_mask(libc::SIG_SETMASK, mask);
-    Ok(())
-}
-
-fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
-    // SAFETY: the calls write into the set only, for which zeros are a value.
-    unsafe {
-        let mut set: libc::sigset_t = mem::zeroed();
-        for signal in signals {
-            libc::sigaddset(&raw mut set, *signal);
-        }
-        set
-    }
-}
-
-/// Changes which signals this thread has blocked; those that it had.
-fn change_mask(how: libc::c_int, set: &libc::sigset_t) -> libc::sigset_t {
-    // SAFETY: the call reads one set and writes the other, for which zeros are a value.
-    unsafe {
-        let mut before: libc::sigset_t = mem::zeroed();
-        libc::pthread_sigmask(how, set, &raw mut before);
-        before
-    }
-}
-
-/// Leaves the child to be waited for, so that its number stays its own.
-fn wait_for_end(child: u32) {
-    loop {
-        // SAFETY: the call writes into the structure only, for which zeros are a value.
-        let ended = unsafe {
-            let mut how: libc::siginfo_t = mem::zeroed();
-            libc::waitid(libc::P_PID, child, &raw mut how, libc::WEXITED | libc::WNOWAIT)
-        };
-        if ended == 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            return;
-        }
-    }
-}
-
-/// One that is ignored stays so, for the program as well.
-fn catch(signal: libc::c_int) {
-    if is_ignored(signal) {
-        return;
-    }
-    // SAFETY: the handler does only what handlers may, and system calls are begun again.
-    unsafe {
-        let mut action: libc::sigaction = mem::zeroed();
-        action.sa_sigaction = on_signal as extern "C" fn(_, _, _) as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
-        libc::sigaction(signal, &raw const action, ptr::null_mut());
-    }
-}
-
-extern "C" fn on_signal(
-    signal: libc::c_int,
-    how: *const libc::siginfo_t,
-    _context: *const libc::c_void,
-) {
-    // SAFETY: the kernel hands the handler a structure; errno is this thread's own, and what was interrupted reads it.
-    let (errno, by_process) = unsafe { (*libc::__errno_location(), (*how).si_code <= 0) };
-    let child = CHILD.load(Ordering::SeqCst);
-    if child > 0 && (by_process || !FROM_TERMINAL.contains(&signal)) {
-        send_to(child, signal);
-    }
-    match signal {
-        libc::SIGTSTP if child != NOT_YET => stop(),
-        libc::SIGCONT => {
-            let (ours, none) = (libc::SIGTSTP, 0);
-            let _ = NOTED.compare_exchange(ours, none, Ordering::SeqCst, Ordering::SeqCst);
-        }
-        _ if child > 0 => {}
-        _ if matches!(NOTED.swap(signal, Ordering::SeqCst), 0 | libc::SIGTSTP) => {}
-        _ => as_by_default(signal),
-    }
-    // SAFETY: as above.
-    unsafe { *libc::__errno_location() = errno };
-}
-
-fn send_to(child: libc::pid_t, signal: libc::c_int) {
-    // SAFETY: the child has not been waited for, so the number is its own.
-    unsafe { libc::kill(child, signal) };
-}
-
-/// Stops this process as the signal does to a program without a handler, which is that of the signal: a second one waits
-/// for its end. A group that no shell watches is not stopped: nothing may continue it.
-fn stop() {
-    // SAFETY: handlers may make these calls.
-    unsafe {
-        let shell = libc::getppid();
-        let is_watched =
-            libc::getsid(shell) == libc::getsid(0) && libc::getpgid(shell) != libc::getpgrp();
-        if is_watched {
-            libc::raise(libc::SIGSTOP);
-        }
-    }
-}
-
-/// Ends this process by the signal, behind its handler.
-fn as_by_default(signal: libc::c_int) {
-    // SAFETY: handlers may make these calls.
-    unsafe {
-        libc::signal(signal, libc::SIG_DFL);
-        libc::raise(signal);
-    }
 }
 
 /// As shells have it.

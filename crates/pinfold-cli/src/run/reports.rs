@@ -1,7 +1,7 @@
 //! Where the program's processes leave their reports: a place that is made before the program starts, and gone with
 //! the command.
 
-use super::child::asked_to_end;
+use super::signals::asked_to_end;
 use super::summary::Summary;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Read};

@@ -10,11 +10,11 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 
 /// Says that it is ready, and ends with status 5 by one of these signals.
-const WAITS: &str =
+pub(crate) const WAITS: &str =
     "trap 'exit 5' INT QUIT TERM USR1 XCPU ALRM; echo $$; while :; do sleep 0.02; done";
 
 /// The command, and its program's number, once that has said it.
-fn ready(mut command: Command) -> (Child, u32) {
+pub(crate) fn ready(mut command: Command) -> (Child, u32) {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -57,13 +57,14 @@ fn signals_while_the_program_starts_leave_neither_it_nor_a_file() {
         let mut child = command.env("PATH", &path).spawn().unwrap();
         scratch.await_that("the command starts it", || !scratch.leftovers().is_empty());
         scratch.send_all(&child, &[libc::SIGTERM, libc::SIGINT]);
-        assert!(child.wait().unwrap().signal().is_some());
+        let ended = child.wait().unwrap();
+        assert!(ended.signal().is_some(), "{ended}");
         assert_eq!(scratch.leftovers(), [""; 0]);
     }
 }
 
 /// The letter that the kernel has for a process's state.
-fn state(process: u32) -> char {
+pub(crate) fn state(process: u32) -> char {
     let text = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     text.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap()
 }
@@ -185,6 +186,32 @@ fn a_program_in_a_pid_namespace_of_its_own_starts() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "started\n", "{output:?}");
 }
 
+/// As in a container: what its other processes leave behind becomes the first process's.
+#[test]
+fn the_first_process_of_a_namespace_reaps_what_others_leave_and_keeps_its_program_s_status() {
+    let Some(scratch) = Scratch::new("orphans") else { return };
+    let start = |words: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--pid", "--fork"]).args(words);
+        command.env("TMPDIR", scratch.place("tmp")).output().ok()
+    };
+    if !start(&["true"]).is_some_and(|output| output.status.success()) {
+        eprintln!("skipped: no namespaces here");
+        return;
+    }
+    let script = "orphan() { sh -c 'true >/dev/null & echo $!'; }
+        for it in 1 2 3; do
+            orphan=$(orphan) tries=0
+            while kill -0 $orphan; do
+                [ $tries -lt 500 ] || exit 9
+                tries=$((tries + 1)); sleep 0.01
+            done
+        done 2>/dev/null
+        orphan; orphan; exit 3";
+    let run = [env!("CARGO_BIN_EXE_pinfold"), "run", "--quiet", "--", "sh", "-c", script];
+    assert_eq!(status(&start(&run).unwrap()), 3);
+}
+
 #[test]
 fn only_regular_files_are_read() {
     let Some(scratch) = Scratch::new("fifo") else { return };
@@ -243,6 +270,47 @@ fn what_the_starter_ignores_the_program_ignores_and_its_status_is_kept() {
             [&[][..], &[env!("CARGO_BIN_EXE_pinfold"), "run", "--quiet", "--"]].map(start);
         assert!(status(&alone) == 3 && alone.stdout.starts_with(b"SigIgn"), "{alone:?}");
         assert_eq!((&run.stdout, status(&run)), (&alone.stdout, 3), "{ignored} {run:?}");
+    }
+    assert_eq!(scratch.leftovers(), [""; 0]);
+}
+
+/// A descriptor that is closed is not one that leads nowhere: what is written there fails.
+#[test]
+fn standard_streams_that_are_closed_are_closed_for_the_program() {
+    let Some(scratch) = Scratch::new("closed") else { return };
+    let open =
+        "open=1; for it in 0 1 2; do [ ! -e /proc/$$/fd/$it ] || open=${open}$it; done; exit $open";
+    for closing in ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"] {
+        let start = |words: &[&str]| {
+            let script = format!("exec \"$@\" {closing}");
+            let mut command = Command::new("sh");
+            command.args(["-c", &script, "sh"]).args(words).args(["sh", "-c", open]);
+            command.env("TMPDIR", scratch.place("tmp")).output().unwrap()
+        };
+        let [alone, run] =
+            [&[][..], &[env!("CARGO_BIN_EXE_pinfold"), "run", "--quiet", "--"]].map(start);
+        assert_eq!(status(&run), status(&alone), "{closing}");
+    }
+    assert_eq!(scratch.leftovers(), [""; 0]);
+}
+
+#[test]
+fn every_signal_that_ends_a_program_reaches_it() {
+    let Some(scratch) = Scratch::new("every") else { return };
+    let timers = [libc::SIGVTALRM, libc::SIGPROF];
+    let others =
+        [libc::SIGIO, libc::SIGPWR, libc::SIGSTKFLT, libc::SIGRTMIN() + 3, libc::SIGRTMAX()];
+    for signal in timers.into_iter().chain(others) {
+        let script = "echo $$; exec sleep 200";
+        let (mut child, _) = ready(scratch.command(&["--quiet", "--", "sh", "-c", script]));
+        scratch.send(&child, signal);
+        assert_eq!(child.wait().unwrap().signal(), Some(signal));
+    }
+    for signal in timers.into_iter().chain(others).chain([libc::SIGWINCH, libc::SIGURG]) {
+        let script = format!("trap 'exit 5' {signal}; {WAITS}");
+        let (mut child, _) = ready(scratch.command(&["--quiet", "--", "sh", "-c", &script]));
+        scratch.send_all(&child, &[signal]);
+        assert_eq!(child.wait().unwrap().code(), Some(5), "signal {signal}");
     }
     assert_eq!(scratch.leftovers(), [""; 0]);
 }

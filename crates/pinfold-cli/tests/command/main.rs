@@ -6,7 +6,9 @@
 mod bench;
 mod demo;
 mod endings;
+mod environment;
 mod jobs;
 mod probe;
 mod run;
+mod stops;
 mod support;

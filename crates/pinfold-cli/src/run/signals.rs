@@ -1,0 +1,299 @@
+//! What signals do in this process: they are noted, or sent on to the program.
+//!
+//! A signal that a terminal sends reaches the program without us; one that a process sends to us alone is sent on. While
+//! there is no program, before it starts and after its end, a signal is only noted, so that the files are removed
+//! that this process has made; a second one ends it at once. While the program starts they wait. A signal that stops is only
+//! sent on, too: this process stops once the program has (`wait`).
+//!
+//! # Safety
+//!
+//! This file reopens `unsafe_code` to change what signals do in this process, and to send them on.
+//! The handler reads and writes atomics and makes system calls that handlers may make.
+
+#![allow(unsafe_code)]
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::{mem, ptr};
+
+/// The process that signals are sent on to; 0 for none any more.
+static CHILD: AtomicI32 = AtomicI32::new(NOT_YET);
+const NOT_YET: i32 = -1;
+/// The signal that arrived while there was none; 0 for none.
+static NOTED: AtomicI32 = AtomicI32::new(0);
+
+/// Signals that end a program which does not handle them.
+const ENDING: [libc::c_int; 13] = [
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGXCPU,
+    libc::SIGALRM,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGVTALRM,
+    libc::SIGPROF,
+    libc::SIGIO,
+    libc::SIGPWR,
+    libc::SIGSTKFLT,
+];
+/// Signals that do nothing to a program which does not handle them.
+const HARMLESS: [libc::c_int; 2] = [libc::SIGWINCH, libc::SIGURG];
+/// Signals that stop a program which does not handle them.
+const STOPPING: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+/// Those that a terminal sends to all its processes, the program among them.
+const FROM_TERMINAL: [libc::c_int; 6] =
+    [libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU, libc::SIGWINCH];
+
+/// Signals that this process does not leave as they were, and whether they were ignored as it began. Rust's runtime ignores
+/// SIGPIPE before `main`; the kernel keeps no status for a process that ignores SIGCHLD, and ends by SIGXFSZ one that writes
+/// more than a file may have.
+static CHANGED: [(libc::c_int, AtomicBool); 3] = [
+    (libc::SIGPIPE, AtomicBool::new(false)),
+    (libc::SIGCHLD, AtomicBool::new(false)),
+    (libc::SIGXFSZ, AtomicBool::new(false)),
+];
+
+/// Which of the standard streams were closed as this process began. Rust's runtime opens them, so that no other file has
+/// their numbers; the program has them as they were.
+static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
+
+/// Before Rust's runtime begins.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static NOTE_START: extern "C" fn() = note_start;
+
+extern "C" fn note_start() {
+    for (signal, was_ignored) in &CHANGED {
+        was_ignored.store(is_ignored(*signal), Ordering::SeqCst);
+    }
+    for (descriptor, was_closed) in (0..).zip(&CLOSED) {
+        // SAFETY: a call that only asks.
+        let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFD) };
+        was_closed.store(flags == -1, Ordering::SeqCst);
+    }
+}
+
+/// In a child that is about to execute the program.
+pub(super) fn close_what_was_closed() {
+    let closed = (0..).zip(&CLOSED).filter(|(_, was_closed)| was_closed.load(Ordering::SeqCst));
+    for (descriptor, _) in closed {
+        // SAFETY: it leads nowhere, and this is a child that is about to execute a program.
+        unsafe { libc::close(descriptor) };
+    }
+}
+
+fn is_ignored(signal: libc::c_int) -> bool {
+    // SAFETY: the call writes into the structure only, for which zeros are a value.
+    unsafe {
+        let mut now: libc::sigaction = mem::zeroed();
+        libc::sigaction(signal, ptr::null(), &raw mut now);
+        now.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// Has the kernel keep the statuses of processes that this one starts, whatever its own starter wanted, and refuse what this
+/// one writes and has no room for.
+pub(super) fn keep_statuses() {
+    // SAFETY: no handler is set.
+    unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
+}
+
+/// Has signals noted from now on, and sent on to the program while it runs.
+pub(super) fn catch_signals() {
+    ending().chain(STOPPING).chain(HARMLESS).chain([libc::SIGCONT]).for_each(catch);
+}
+
+/// Those that end a program which does not handle them: those of real time, too.
+fn ending() -> impl Iterator<Item = libc::c_int> {
+    ENDING.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX())
+}
+
+/// Has signals do from now on what they do to a program without handlers; those that were ignored are.
+pub(super) fn leave_signals() {
+    ending().chain(STOPPING).for_each(leave);
+}
+
+fn leave(signal: libc::c_int) {
+    if !is_ignored(signal) {
+        // SAFETY: no handler is set.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
+/// In a child that is about to execute the program: signals do what they did as this command began. One that stops waits for
+/// the program: this process would be waited for in vain until something continues it.
+pub(super) fn restore() {
+    ending().for_each(leave);
+    for (signal, was_ignored) in &CHANGED {
+        let was = if was_ignored.load(Ordering::SeqCst) { libc::SIG_IGN } else { libc::SIG_DFL };
+        // SAFETY: no handler is set.
+        unsafe { libc::signal(*signal, was) };
+    }
+}
+
+/// Blocks what would be lost, or end this process, while the program starts; what was blocked before.
+pub(super) fn hold() -> libc::sigset_t {
+    change_mask(libc::SIG_BLOCK, &set_of(ending().chain(HARMLESS)))
+}
+
+/// Has signals sent on to this process from now on.
+pub(super) fn send_to_program(program: libc::pid_t) {
+    CHILD.store(program, Ordering::SeqCst);
+}
+
+/// There is no program any more.
+pub(super) fn send_to_none() {
+    CHILD.store(0, Ordering::SeqCst);
+}
+
+/// What arrived before was for the program.
+pub(super) fn send_what_was_noted(program: libc::pid_t) {
+    let earlier = NOTED.swap(0, Ordering::SeqCst);
+    if earlier != 0 {
+        send_to(program, earlier);
+    }
+}
+
+/// The end that a noted signal asks for.
+pub(super) fn asked_to_end() -> Option<ExitStatus> {
+    // SeqCst, as all here: a few times in a program's life.
+    let signal = NOTED.load(Ordering::SeqCst);
+    (signal != 0).then(|| ExitStatus::from_raw(signal))
+}
+
+pub(super) fn set_of(signals: impl IntoIterator<Item = libc::c_int>) -> libc::sigset_t {
+    // SAFETY: the calls write into the set only, for which zeros are a value.
+    unsafe {
+        let mut set: libc::sigset_t = mem::zeroed();
+        for signal in signals {
+            libc::sigaddset(&raw mut set, signal);
+        }
+        set
+    }
+}
+
+/// Changes which signals this thread has blocked; those that it had.
+pub(super) fn change_mask(how: libc::c_int, set: &libc::sigset_t) -> libc::sigset_t {
+    // SAFETY: the call reads one set and writes the other, for which zeros are a value.
+    unsafe {
+        let mut before: libc::sigset_t = mem::zeroed();
+        libc::pthread_sigmask(how, set, &raw mut before);
+        before
+    }
+}
+
+/// One that is ignored stays so, for the program as well. Others wait for the handler's end, so that signals are sent on in the order in which they arrive.
+fn catch(signal: libc::c_int) {
+    if is_ignored(signal) {
+        return;
+    }
+    // SAFETY: the handler does only what handlers may, and system calls are begun again.
+    unsafe {
+        let mut action: libc::sigaction = mem::zeroed();
+        action.sa_sigaction = on_signal as extern "C" fn(_, _, _) as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+        libc::sigfillset(&raw mut action.sa_mask);
+        libc::sigaction(signal, &raw const action, ptr::null_mut());
+    }
+}
+
+extern "C" fn on_signal(
+    signal: libc::c_int,
+    how: *const libc::siginfo_t,
+    _context: *const libc::c_void,
+) {
+    // SAFETY: the kernel hands the handler a structure; errno is this thread's own, and what was interrupted reads it.
+    let (errno, by_process) = unsafe { (*libc::__errno_location(), (*how).si_code <= 0) };
+    let child = CHILD.load(Ordering::SeqCst);
+    if signal == libc::SIGCONT {
+        continued();
+    }
+    if child > 0 {
+        send_on(child, signal, by_process);
+    } else {
+        without_program(signal, child == NOT_YET);
+    }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// A terminal signals this process's group, and a shell continues it. Where the program has left that for one of its own, as
+/// `timeout` does, those signals go to all of its group.
+fn send_on(child: libc::pid_t, signal: libc::c_int, by_process: bool) {
+    // SAFETY: calls that only ask.
+    let (group, ours) = unsafe { (libc::getpgid(child), libc::getpgrp()) };
+    let has_own = group == child && group != ours;
+    let by_terminal = !by_process && FROM_TERMINAL.contains(&signal);
+    if has_own && (by_terminal || signal == libc::SIGCONT) {
+        send_to(-child, signal);
+    } else if !by_terminal {
+        send_to(child, signal);
+    }
+}
+
+fn send_to(child: libc::pid_t, signal: libc::c_int) {
+    // SAFETY: the child has not been waited for, so the number is its own, and its group's if it is negative.
+    unsafe { libc::kill(child, signal) };
+}
+
+/// Before the program is continued: another signal that stops reaches it from now on, and one that was noted is over.
+fn continued() {
+    STOPPING.into_iter().for_each(catch);
+    let _ = note(|noted| STOPPING.contains(&noted).then_some(0));
+}
+
+/// What a signal does while there is no program. One that stops is for a program that is about to start, if a terminal has
+/// sent it to both: this process would wait for one that has stopped too early to say that it started.
+fn without_program(signal: libc::c_int, is_to_start: bool) {
+    let stops = STOPPING.contains(&signal);
+    if stops && is_to_start {
+        let _ = note(|noted| (noted == 0).then_some(signal));
+    } else if stops {
+        stop_by(signal, || true);
+    } else if signal != libc::SIGCONT && !HARMLESS.contains(&signal) {
+        note(|noted| (noted == 0 || STOPPING.contains(&noted)).then_some(signal))
+            .unwrap_or_else(|_| as_by_default(signal));
+    }
+}
+
+/// Changes what is noted, if there is something to change.
+fn note(change: impl Fn(libc::c_int) -> Option<libc::c_int>) -> Result<(), libc::c_int> {
+    NOTED.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change).map(drop)
+}
+
+/// Ends this process by the signal, behind its handler.
+fn as_by_default(signal: libc::c_int) {
+    // SAFETY: handlers may make these calls.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+    }
+}
+
+/// Stops this process by a signal as it does to a program without a handler, if it is due once it is pending. A handler may
+/// call this. The kernel stops no group that no shell watches: nothing may continue it.
+pub(super) fn stop_by(signal: libc::c_int, is_due: impl FnOnce() -> bool) {
+    let set = set_of([signal]);
+    let before = change_mask(libc::SIG_BLOCK, &set);
+    // SAFETY: no handler is called.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+    }
+    if is_due() {
+        // This process stops here.
+        change_mask(libc::SIG_UNBLOCK, &set);
+    } else {
+        let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the call reads the set and the time.
+        unsafe { libc::sigtimedwait(&raw const set, ptr::null_mut(), &raw const at_once) };
+    }
+    catch(signal);
+    change_mask(libc::SIG_SETMASK, &before);
+}
