@@ -173,8 +173,8 @@ impl Quad {
     }
 }
 
-/// A block's list, as one word: length in bits 0-14, whether two of its regions share a page in 15, class in 16-19, the
-/// address of its memory without the five low bits, which are zero, 20-62. Zero is empty.
+/// A block's list, as one word: length in bits 0-15, class in 16-19, whether two of its regions share a page in 20, the
+/// address of its memory without the five low bits, which are zero, 21-63. Zero is empty.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct List(u64);
 
@@ -182,15 +182,14 @@ impl List {
     const EMPTY: Self = Self(0);
     /// The lock is held while a list is gone through, or moved to a larger place: no block has more regions.
     const MAX_LEN: usize = 4 << (CLASSES - 1);
-    const LENGTH: u64 = (1 << 15) - 1;
-    const SHARED: u64 = 1 << 15;
+    const SHARED: u64 = 1 << 20;
 
     fn new(class: usize, length: usize, address: usize) -> Self {
-        Self(length as u64 | (class as u64) << 16 | (address as u64) >> 5 << 20)
+        Self(length as u64 | (class as u64) << 16 | (address as u64) >> 5 << 21)
     }
 
     const fn with_len(self, length: usize) -> Self {
-        Self(self.0 & !Self::LENGTH | length as u64)
+        Self(self.0 & !0xffff | length as u64)
     }
 
     /// The same, whose regions share no page with each other, or may.
@@ -213,12 +212,12 @@ impl List {
     }
 
     const fn len(self) -> usize {
-        (self.0 & Self::LENGTH) as usize
+        (self.0 & 0xffff) as usize
     }
 
     #[allow(clippy::cast_possible_truncation)] // words have 64 bits
     const fn address(self) -> usize {
-        (self.0 >> 20 << 5) as usize
+        (self.0 >> 21 << 5) as usize
     }
 
     const fn capacity(self) -> usize {
