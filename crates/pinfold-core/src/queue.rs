@@ -79,6 +79,12 @@ impl<T> Queue<T> {
         Some(item)
     }
 
+    /// The item that has been here longest.
+    pub(crate) fn first(&self) -> Option<&T> {
+        let first = self.full.front().and_then(VecDeque::front);
+        first.unwrap_or(&self.last).front()
+    }
+
     /// Takes all items.
     pub(crate) fn clear(&mut self) {
         self.full.iter_mut().flatten().for_each(VecDeque::clear);
@@ -176,6 +182,7 @@ mod tests {
                 assert_eq!(queue.pop(), model.pop_front());
             }
         }
+        assert_eq!(queue.first(), model.front());
         assert!(queue.iter().eq(&model) && queue.iter().rev().eq(model.iter().rev()));
         assert_eq!(queue.len(), model.len());
         for skipped in 0..model.len() + 2 {

@@ -128,6 +128,7 @@ operations! {
 
 impl<'c, R: Registrar, M: Monitor> Registering<'c, R, M> {
     /// Takes a place and announces the registration, for which the budget has been taken.
+    #[inline]
     pub(crate) fn enlist(
         self,
         writer: &mut Writer,
@@ -171,6 +172,7 @@ impl<'c, R: Registrar, M: Monitor> Registering<'c, R, M> {
     }
 
     /// What is never kept has no part in what its pages were paid for: local uses of the same range are.
+    #[inline]
     pub(crate) fn per_use_by_rights(self, want: &Want) -> Option<PerUse> {
         let access = want.terms.access;
         (access.is_remote() && !self.0.config.cache_remote).then_some(PerUse::Remote(access))
@@ -352,6 +354,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// could be read, until after it took effect; and `change_pending` is asked here, after the
     /// enlisting and before the registration begins. So either the change is still pending then,
     /// and the region is not cached, or it took effect before the registration began.
+    #[inline]
     pub(crate) fn fly(
         &mut self,
         promised: &Promised,

@@ -37,6 +37,7 @@ operations! {
 impl<R: Registrar, M: Monitor> Room<'_, R, M> {
     /// Takes what a registration will count, from this cache's own bounds and from the shared budget, or
     /// from neither. An account that panics has granted nothing; nothing is half done here.
+    #[inline]
     pub(crate) fn take_budget(
         self,
         writer: &mut Writer,
@@ -121,6 +122,7 @@ impl<R: Registrar, M: Monitor> Room<'_, R, M> {
 
     /// What the system counts for a registration of `range`. A registrar that names something else is not
     /// believed.
+    #[inline]
     pub(crate) fn widest(self, range: AddressRange) -> AddressRange {
         let widened = self.0.registrar.widened(range);
         if widened.contains(&range) { widened } else { range }

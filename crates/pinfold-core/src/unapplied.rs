@@ -155,7 +155,7 @@ impl UnappliedChanges {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.oldest().is_none()
+        self.queue.is_empty()
     }
 
     /// Whether all of the first `count` changes are applied.
@@ -164,7 +164,7 @@ impl UnappliedChanges {
     }
 
     pub(crate) fn oldest(&self) -> Option<Unapplied> {
-        self.queue.iter().next().map(|&(change, _)| change)
+        self.queue.first().map(|&(change, _)| change)
     }
 
     /// What is left of change `number`, or of the one that stands for it.
@@ -180,7 +180,7 @@ impl UnappliedChanges {
         if let Some((kept, is_left)) = self.find(change.number) {
             (kept.rest, *is_left) = (rest.unwrap_or(kept.rest), rest.is_some());
         }
-        while self.queue.iter().next().is_some_and(|&(_, is_left)| !is_left) {
+        while self.queue.first().is_some_and(|&(_, is_left)| !is_left) {
             self.queue.pop();
         }
     }
