@@ -197,6 +197,35 @@ fn of_one(work: impl Fn(usize), [few, many]: [usize; 2]) -> Option<u64> {
     Some((more - less) / (many - few) as u64)
 }
 
+/// What a miss of one page takes, kept, invalidated and given back with 63 others, in blocks where each second page is
+/// cached.
+fn each_miss_between() -> Option<u64> {
+    const PAGE: usize = 4096;
+    let config = Config { max_bytes: 1 << 40, ..Config::keeping_all() };
+    let cache = Cache::new(Nowhere, OneLoad::default(), config).unwrap();
+    // SAFETY: as in `get`.
+    let get = |start: usize| {
+        unsafe { cache.get(ptr::without_provenance(start), PAGE, Access::READ) }.unwrap()
+    };
+    let cached = (0..1_024).map(|at| START + 2 * at * PAGE);
+    cached.clone().for_each(|start| drop(get(start)));
+    let between: Vec<_> = cached.map(|start| start + PAGE).collect();
+    let miss = |count: usize| {
+        for batch in 0..count / 64 {
+            for at in 0..64 {
+                let start = between[(batch * 64 + at) * 389 % between.len()];
+                let lease = get(start);
+                black_box(lease.handle());
+                cache.invalidate(AddressRange::new(start, PAGE).unwrap());
+                drop(lease);
+            }
+            cache.reclaim();
+        }
+    };
+    miss(192);
+    of_one(miss, [64, 192])
+}
+
 /// What a miss takes, beside a thousand regions that are cached: kept, invalidated and given back with 63 others, or
 /// registered for one use.
 fn each_miss(is_kept: bool) -> Option<u64> {
@@ -248,13 +277,14 @@ fn a_get_takes_no_more_instructions_than_it_did() {
     let of_file = recorded(&before, "compiler").unwrap();
     let is_same = of_file == compiler();
     let (adjacent, scattered) = (regions(1_000, || 0), regions(1_000, gaps()));
-    let cases: [(_, &dyn Fn() -> _, _); 6] = [
+    let cases: [(_, &dyn Fn() -> _, _); 7] = [
         ("1 region", &|| each(&adjacent[..1], false), is_same),
         ("1,000 regions side by side", &|| each(&adjacent, false), is_same),
         ("1,000 regions with gaps", &|| each(&scattered, false), is_same),
         ("1,000 regions, 16 leases in flight", &|| each(&adjacent, true), is_same),
         ("a miss, invalidated", &|| each_miss(true), false),
         ("a miss for one use", &|| each_miss(false), false),
+        ("a miss between cached pages", &each_miss_between, false),
     ];
     eprintln!("compiler: {}", compiler());
     let mut dearer = Vec::new();
