@@ -313,6 +313,13 @@ impl SuspendedRanges {
         self.set(id, connection, HoldState::Stopped);
     }
 
+    /// The device has lost it, so nothing stands on its being stopped: one that is made ready again is the same
+    /// connection, and running, and whichever suspension claims it next has it stopped anew. The hold is to be dropped
+    /// outside the lock.
+    pub(crate) fn lost<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) -> Option<Hold> {
+        self.remove(id, connection)
+    }
+
     /// Releases `connection`. Nothing if no other suspension holds it: then the device is to be notified, and
     /// [`restarted`](Self::restarted) says that it was.
     pub(crate) fn release<C: PartialEq + 'static>(
@@ -334,6 +341,10 @@ impl SuspendedRanges {
         id: u64,
         connection: &C,
     ) -> Option<Hold> {
+        self.remove(id, connection)
+    }
+
+    fn remove<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) -> Option<Hold> {
         let (list, place) = self.own(id, connection)?;
         Some(list.swap_remove(place))
     }

@@ -86,7 +86,8 @@ pub unsafe trait Suspend: Registrar {
     ///
     /// # Errors
     ///
-    /// [`ConnectionLost`] if the connection died: then nothing of it is under way.
+    /// [`ConnectionLost`] if the connection died: then nothing of it is under way. One that its program has made ready
+    /// again meanwhile is not stopped: it is [failed](Self::fail) first, or has a transfer under way.
     fn in_flight(
         &self,
         connection: &Self::Connection,
