@@ -477,6 +477,37 @@ mod gets {
         assert!(rig.get_by(pages(0, 1), begun).is_ok());
     }
 
+    /// Their own thread is to end what they would wait for.
+    #[test]
+    fn of_a_callback_within_a_call_of_the_suspension_are_refused_at_once() {
+        for at_poll in [false, true] {
+            let rig = Arc::new(Rig::new());
+            let lease = rig.get(pages(0, 2), Access::READ).unwrap();
+            let mut other = rig.get(pages(8, 1), Access::READ).unwrap();
+            let got = Arc::new(Mutex::new(None));
+            let (inner, said) = (Arc::clone(&rig), Arc::clone(&got));
+            other.on_invalidate(move || {
+                let error = inner.get(pages(0, 1), Access::READ).map(drop).unwrap_err();
+                *said.lock().unwrap() = Some(error);
+            });
+            let hold = SuspensionTerms { deadline: Duration::MAX, ..Default::default() };
+            let connections = vec![rig.connections[0]];
+            let change =
+                || rig.fabric.with(|world| world.change(pages(8, 1), |it| it.unmap(pages(8, 1))));
+            if at_poll {
+                let begun = rig.cache.begin_suspension(pages(0, 1), connections, vec![lease], hold);
+                change();
+                drop(begun.unwrap().poll().unwrap());
+            } else {
+                let suspended = rig.suspend(pages(0, 1), vec![lease], hold).unwrap();
+                change();
+                suspended.resume().unwrap();
+            }
+            let refused = GetError::Suspended { range: pages(0, 1) };
+            assert_eq!(*got.lock().unwrap(), Some(refused));
+        }
+    }
+
     #[test]
     fn the_suspensions_deadline_comes_before_a_later_one() {
         let rig = Rig::new();
