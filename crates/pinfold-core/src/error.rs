@@ -33,7 +33,8 @@ pub enum GetError {
     /// The cache's own budget is spent on regions that are in use.
     Exhausted(Exhausted),
     /// Part of the range is suspended, and its gets are refused, or were held back until the
-    /// suspension's deadline or [the request's](crate::GetRequest::wait_until).
+    /// suspension's deadline or [the request's](crate::GetRequest::wait_until). At once in a callback that runs within a
+    /// call of the suspension on this thread, which would wait for itself.
     Suspended {
         /// What is suspended.
         range: AddressRange,

@@ -5,6 +5,7 @@ use crate::chunked::fits_in_map;
 use crate::foreign::{Foreign, discard_all};
 use crate::queue::Queue;
 use crate::slots::Slots;
+use crate::sync::ThreadMark;
 use crate::sync::timed::{Condvar, Mutex};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +17,8 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Gets {
     /// They wait for the end, and fail with [`GetError::Suspended`](crate::GetError::Suspended) at the deadline. A thread that
-    /// both asks and is to resume would wait for itself that long.
+    /// both asks and is to resume would wait for itself that long. A get that a callback or the device makes within a call
+    /// of the suspension, on the thread of that call, is refused at once.
     #[default]
     Hold,
     /// They fail with [`GetError::Suspended`](crate::GetError::Suspended) at once.
@@ -84,6 +86,8 @@ pub(crate) struct SuspendedRange {
     /// What to do when the deadline passes; nothing while a call of the suspension's own is running,
     /// which looks at the clock itself.
     on_expiry: Option<OnExpiry>,
+    /// The thread inside the last call of the suspension's own.
+    thread: ThreadMark,
 }
 
 /// What is left of a suspended range. To be dropped outside the lock: to wake 256 threads takes longer than the lock is
@@ -164,12 +168,17 @@ impl SuspendedRange {
     fn stop(&mut self) -> Stop {
         let Self { range, until, .. } = *self;
         match self.gets {
-            Gets::Hold => {
+            Gets::Hold if !self.is_in_a_call_of_this_thread() => {
                 let gate = self.gate.get_or_insert_with(|| Arc::new(Gate::new(range, until)));
                 Stop::Wait(Arc::clone(gate))
             }
-            Gets::Refuse => Stop::Refuse(range),
+            Gets::Hold | Gets::Refuse => Stop::Refuse(range),
         }
+    }
+
+    /// Whether a get of this thread would wait for itself: it comes from inside a call, as that of a callback.
+    fn is_in_a_call_of_this_thread(&self) -> bool {
+        self.on_expiry.is_none() && self.thread.is_this()
     }
 }
 
@@ -219,8 +228,8 @@ impl SuspendedRanges {
         self.last_id += 1;
         self.counts.begun += 1;
         let until = Instant::now().checked_add(patience);
-        let (gate, on_expiry) = (None, None);
-        let entry = SuspendedRange { range, gets, until, gate, deadline, on_expiry };
+        let (gate, on_expiry, thread) = (None, None, ThreadMark::of_this());
+        let entry = SuspendedRange { range, gets, until, gate, deadline, on_expiry, thread };
         let number = self.entries.insert(entry);
         self.suspended.insert(range.start(), number);
         self.numbers.insert(self.last_id, number);
@@ -313,6 +322,13 @@ impl SuspendedRanges {
         self.set(id, connection, HoldState::Stopped);
     }
 
+    /// The device has lost it, so nothing stands on its being stopped: one that is made ready again is the same
+    /// connection, and running, and whichever suspension claims it next has it stopped anew. The hold is to be dropped
+    /// outside the lock.
+    pub(crate) fn lost<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) -> Option<Hold> {
+        self.remove(id, connection)
+    }
+
     /// Releases `connection`. Nothing if no other suspension holds it: then the device is to be notified, and
     /// [`restarted`](Self::restarted) says that it was.
     pub(crate) fn release<C: PartialEq + 'static>(
@@ -334,6 +350,10 @@ impl SuspendedRanges {
         id: u64,
         connection: &C,
     ) -> Option<Hold> {
+        self.remove(id, connection)
+    }
+
+    fn remove<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) -> Option<Hold> {
         let (list, place) = self.own(id, connection)?;
         Some(list.swap_remove(place))
     }
@@ -380,11 +400,14 @@ impl SuspendedRanges {
         self.entry_of(id).is_none_or(|entry| entry.on_expiry.is_none())
     }
 
-    /// From now on it may not. `None` if it has. The connections in it are the device's: to be dropped
-    /// outside the lock.
+    /// From now on it may not, because this thread is inside a call of its own, or ends it. `None` if it has expired.
+    /// The connections in it are the device's: to be dropped outside the lock.
     pub(crate) fn take_back(&mut self, id: u64) -> Option<OnExpiry> {
         let entry = self.entry_of_mut(id)?;
         let (deadline, on_expiry) = (entry.deadline, entry.on_expiry.take());
+        if on_expiry.is_some() {
+            entry.thread = ThreadMark::of_this();
+        }
         self.expiring.remove(&(deadline, id));
         on_expiry
     }

@@ -13,17 +13,19 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // tests may fail loudly
 
 use pinfold_core::{
-    Access, Account, AddressRange, Amount, Barriers, Cache, Clock, Config, GetError, Gets, Keys,
-    Lease, Leases, Lender, Lost, NotSuspended, Notice, Notices, OnDrop, Outstanding,
-    Refusal as BudgetRefusal, Refused, RegisterError, Revocation, SuspendProgress, Suspended,
-    Suspending, SuspensionTerms, Unsupported, UseCosts, Why,
+    Access, Account, AddressRange, Amount, Barriers, Cache, Clock, Config, ConnectionLost,
+    DeregisterError, GetError, Gets, Keys, Lease, Leases, Lender, Lost, NotSuspended, Notice,
+    Notices, OnDrop, Outstanding, Refusal as BudgetRefusal, Refused, RegisterError, Registrar,
+    RegistrarLimits, Revocation, Suspend, SuspendProgress, Suspended, Suspending, SuspensionTerms,
+    Transfers, Unsupported, UseCosts, Why,
 };
 use pinfold_sim::fabric::{
     CELL_BYTES, ConnectionId, DeviceCall, DevicePanic, Fabric, FabricRegistrar, Key, NicConfig,
     Work, World, stamp,
 };
 use pinfold_sim::{
-    AddressSpace, DeviceConfig, Moment, PAGE_BYTES, Protection, SimDevice, SimMonitor, SimRegistrar,
+    AddressSpace, DeviceConfig, Handle, Moment, PAGE_BYTES, Protection, SimDevice, SimMonitor,
+    SimRegistrar,
 };
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -473,6 +475,37 @@ mod gets {
         assert!(rig.get_by(pages(8, 1), begun).unwrap().is_cached());
         suspended.resume().unwrap();
         assert!(rig.get_by(pages(0, 1), begun).is_ok());
+    }
+
+    /// Their own thread is to end what they would wait for.
+    #[test]
+    fn of_a_callback_within_a_call_of_the_suspension_are_refused_at_once() {
+        for at_poll in [false, true] {
+            let rig = Arc::new(Rig::new());
+            let lease = rig.get(pages(0, 2), Access::READ).unwrap();
+            let mut other = rig.get(pages(8, 1), Access::READ).unwrap();
+            let got = Arc::new(Mutex::new(None));
+            let (inner, said) = (Arc::clone(&rig), Arc::clone(&got));
+            other.on_invalidate(move || {
+                let error = inner.get(pages(0, 1), Access::READ).map(drop).unwrap_err();
+                *said.lock().unwrap() = Some(error);
+            });
+            let hold = SuspensionTerms { deadline: Duration::MAX, ..Default::default() };
+            let connections = vec![rig.connections[0]];
+            let change =
+                || rig.fabric.with(|world| world.change(pages(8, 1), |it| it.unmap(pages(8, 1))));
+            if at_poll {
+                let begun = rig.cache.begin_suspension(pages(0, 1), connections, vec![lease], hold);
+                change();
+                drop(begun.unwrap().poll().unwrap());
+            } else {
+                let suspended = rig.suspend(pages(0, 1), vec![lease], hold).unwrap();
+                change();
+                suspended.resume().unwrap();
+            }
+            let refused = GetError::Suspended { range: pages(0, 1) };
+            assert_eq!(*got.lock().unwrap(), Some(refused));
+        }
     }
 
     #[test]
@@ -1040,6 +1073,126 @@ mod notices {
             let expected = if round == 0 { 1 } else { 0 };
             assert_eq!(told.len(), expected, "{told:?}");
             assert!(told.iter().all(shrank), "{told:?}");
+        }
+    }
+}
+
+/// A connection that its program makes ready again after it broke, as a queue pair that is connected anew: to the
+/// cache it is the same one.
+mod reconnected {
+    use super::*;
+
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    enum QueuePair {
+        Running,
+        Stopped,
+        Broken,
+    }
+
+    const BROKEN: ConnectionLost = ConnectionLost::Broken { errno: 107 };
+
+    /// Has one queue pair.
+    struct Device {
+        inner: SimRegistrar,
+        queue_pair: Arc<Mutex<QueuePair>>,
+    }
+
+    impl Device {
+        fn is_alive(&self) -> Result<(), ConnectionLost> {
+            if *self.queue_pair.lock().unwrap() == QueuePair::Broken { Err(BROKEN) } else { Ok(()) }
+        }
+
+        fn set(&self, queue_pair: QueuePair) {
+            *self.queue_pair.lock().unwrap() = queue_pair;
+        }
+    }
+
+    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+    unsafe impl Registrar for Device {
+        type Handle = Handle;
+
+        fn limits(&self) -> RegistrarLimits {
+            self.inner.limits()
+        }
+
+        unsafe fn register(
+            &self,
+            range: AddressRange,
+            access: Access,
+        ) -> Result<Handle, RegisterError> {
+            // SAFETY: the caller's promise.
+            unsafe { self.inner.register(range, access) }
+        }
+
+        unsafe fn deregister(
+            &self,
+            handle: Handle,
+            range: AddressRange,
+        ) -> Result<(), DeregisterError> {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { self.inner.deregister(handle, range) }
+        }
+    }
+
+    // SAFETY: as above.
+    unsafe impl Suspend for Device {
+        type Connection = ();
+
+        fn can_suspend(&self, _: AddressRange, _: &[()]) -> Result<(), Unsupported> {
+            Ok(())
+        }
+
+        fn stop(&self, (): &()) -> Result<(), ConnectionLost> {
+            self.is_alive()?;
+            self.set(QueuePair::Stopped);
+            Ok(())
+        }
+
+        fn in_flight(&self, (): &(), _: AddressRange) -> Result<Transfers, ConnectionLost> {
+            self.is_alive().map(|()| Transfers::default())
+        }
+
+        unsafe fn restart(&self, (): &()) -> Result<(), ConnectionLost> {
+            self.is_alive()?;
+            self.set(QueuePair::Running);
+            Ok(())
+        }
+
+        fn fail(&self, (): &()) {
+            self.set(QueuePair::Broken);
+        }
+    }
+
+    /// The suspension that lost it stands on it no more, so the next one stops it anew.
+    #[test]
+    fn one_that_was_lost_is_stopped_for_the_next_suspension() {
+        for breaks_before_its_stop in [false, true] {
+            let space = Arc::new(AddressSpace::new());
+            space.map(pages(0, 8), Protection::ReadWrite);
+            let device = Arc::new(SimDevice::new(Arc::clone(&space), DeviceConfig::default()));
+            let queue_pair = Arc::new(Mutex::new(QueuePair::Running));
+            let set = |state| *queue_pair.lock().unwrap() = state;
+            let inner = SimRegistrar::new(&device);
+            let registrar = Device { inner, queue_pair: Arc::clone(&queue_pair) };
+            let cache = Cache::new(registrar, SimMonitor::new(&space), Config::default()).unwrap();
+            if breaks_before_its_stop {
+                set(QueuePair::Broken);
+            }
+            let first = cache.begin_suspension(pages(0, 1), vec![()], Vec::new(), terms()).unwrap();
+            set(QueuePair::Broken);
+            let SuspendProgress::Suspended(first) = first.poll().unwrap() else {
+                panic!("nothing is under way");
+            };
+            assert_eq!(first.connections(), []);
+            set(QueuePair::Running);
+            let second = cache.suspend(pages(4, 1), vec![()], Vec::new(), terms()).unwrap();
+            assert_eq!(*queue_pair.lock().unwrap(), QueuePair::Stopped);
+            assert_eq!(second.connections(), [()]);
+            // It is the second's alone.
+            assert_eq!(first.resume().unwrap().lost, [((), BROKEN)]);
+            assert_eq!(*queue_pair.lock().unwrap(), QueuePair::Stopped);
+            assert_eq!(second.resume().unwrap().lost, []);
+            assert_eq!(*queue_pair.lock().unwrap(), QueuePair::Running);
         }
     }
 }

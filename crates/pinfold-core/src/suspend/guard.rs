@@ -237,10 +237,12 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
     /// It is in the list before the call: one that panics half-way is given back too.
     fn stop_last(&mut self) {
         let Some(connection) = self.connections.last() else { return };
-        let stopped = self.shared.registrar.stop(connection);
-        self.locked(|writer| writer.suspended.stopped(self.id, connection));
-        if let Err(why) = stopped {
-            self.lost.extend(self.connections.pop().map(|connection| (connection, why)));
+        match self.shared.registrar.stop(connection) {
+            Ok(()) => _ = self.locked(|writer| writer.suspended.stopped(self.id, connection)),
+            Err(why) => {
+                drop(self.locked(|writer| writer.suspended.lost(self.id, connection)));
+                self.lost.extend(self.connections.pop().map(|connection| (connection, why)));
+            }
         }
     }
 
@@ -304,7 +306,7 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
     /// asked each time, because the device may fork.
     fn transfers(&mut self) -> Transfers {
         let mut sum = Transfers::default();
-        let (range, shared) = (self.range, self.shared);
+        let (id, range, shared) = (self.id, self.range, self.shared);
         let lost = &mut self.lost;
         self.connections.retain(|connection| {
             if shared.is_forked() {
@@ -318,6 +320,7 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
                 }
                 Err(why) => {
                     lost.push((connection.clone(), why));
+                    drop(shared.locked(|writer| writer.suspended.lost(id, connection)));
                     false
                 }
             }

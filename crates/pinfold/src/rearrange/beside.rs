@@ -72,6 +72,7 @@ impl Beside {
         if !self.plain.iter().any(|plain| plain.contains(&block)) {
             return Err(Obstacle::OtherKind);
         }
+        look_at(block)?;
         let copy = self.copy_of(block).ok_or(Obstacle::Partial)?;
         Self::make(copy).inspect_err(|_| {
             // It waits for nothing, and over many blocks it would be as much again as the region.
@@ -80,7 +81,7 @@ impl Beside {
         })?;
         // Devices may write to the block still, so this copy counts for nothing; but it brings
         // both into the processor's caches, which makes the one that counts three times as fast.
-        // SAFETY: the copy is ours, the block is mapped, and the program does not write to it.
+        // SAFETY: the copy is ours, each page of the block can be read, and the program does not write to it.
         unsafe { memory::copy(block, copy) };
         Ok(())
     }
@@ -101,8 +102,8 @@ impl Beside {
     /// switched once.
     pub(super) unsafe fn switch(&mut self, block: AddressRange) -> Result<(), Obstacle> {
         let copy = self.copy_of(block).ok_or(Obstacle::Partial)?;
-        // SAFETY: the copy is ours, the block was mapped when it was prepared, and no thread writes to
-        // it or unmaps it since, on the caller's word.
+        // SAFETY: the copy is ours, each page of the block could be read when it was prepared, and no thread writes to
+        // it, unmaps it or guards it since, on the caller's word.
         unsafe { memory::copy(block, copy) };
         // SAFETY: as above; the old pages' content is in the new ones.
         let exchanged = unsafe { memory::move_over(copy, block) };
@@ -132,6 +133,17 @@ impl Beside {
             before.into_iter().chain(behind)
         };
         self.ours = self.ours.drain(..).flat_map(without).collect();
+    }
+}
+
+/// Touches every page of `block`. To copy one that raises a signal would end the process: a guard page, which the
+/// kernel does not list in the flags of its mapping everywhere, or one whose memory has failed.
+fn look_at(block: AddressRange) -> Result<(), Obstacle> {
+    match memory::populate(block, false) {
+        // Before Linux 5.14, where there are no guard pages either.
+        Ok(()) | Err(Errno(libc::EINVAL)) => Ok(()),
+        Err(Errno(libc::EFAULT)) => Err(Obstacle::OtherKind),
+        Err(Errno(errno)) => Err(Obstacle::Os { operation: "madvise(MADV_POPULATE_READ)", errno }),
     }
 }
 
@@ -201,6 +213,9 @@ impl Drop for Beside {
 mod tests {
     use super::*;
 
+    /// `MADV_GUARD_INSTALL` (Linux 6.13).
+    const GUARD_INSTALL: libc::c_int = 102;
+
     /// Two pages, which hold what is told; the second is what was copied.
     fn pair(bytes: [u8; 2]) -> (AddressRange, AddressRange) {
         let start = memory::map(2 << 12).unwrap().start();
@@ -258,6 +273,24 @@ mod tests {
             return;
         }
         assert_eq!(plain_parts(range).unwrap(), []);
+    }
+
+    /// Where the kernel does not list the guard among the mapping's flags, to copy the page would end the process.
+    #[test]
+    fn memory_with_a_guard_page_is_not_plain() {
+        const BYTES: usize = 2 << 20;
+        let whole = memory::map(2 * BYTES).unwrap();
+        let block = AddressRange::new(whole.start().next_multiple_of(BYTES), BYTES).unwrap();
+        let page = AddressRange::new(block.start() + BYTES / 2, 1 << 12).unwrap();
+        // SAFETY: this test's own memory, which nothing reads.
+        if unsafe { libc::madvise(pointer(page).cast(), page.len(), GUARD_INSTALL) } != 0 {
+            eprintln!("skipped: no guard pages before Linux 6.13");
+            return;
+        }
+        let mut beside = Beside::new(block, BYTES).unwrap();
+        beside.plain = vec![block];
+        // SAFETY: no other thread knows of the block.
+        assert!(matches!(unsafe { beside.prepare(block) }, Err(Obstacle::OtherKind)));
     }
 
     #[test]

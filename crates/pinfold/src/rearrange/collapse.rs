@@ -32,7 +32,7 @@ pub enum Obstacle {
         /// The kernel's error number.
         errno: i32,
     },
-    /// The mapping is of a kind that copying would change: locked, shared, a file's, not writable.
+    /// The mapping is of a kind that copying would change: locked, shared, a file's, not writable, with guard pages.
     #[error("the mapping is of a kind that copying would change: use HugePageWay::IN_PLACE")]
     OtherKind,
     /// By copying only: the kernel unmapped it, could not put the copy in its place, and neither

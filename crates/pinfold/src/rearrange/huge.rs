@@ -35,14 +35,14 @@ impl HugePageWay {
     /// step. Needs room for a huge page (in steps) or for the whole region.
     ///
     /// Only plain private memory, readable and writable, is replaced; what is locked by the
-    /// program, kept from children, shared or a file's is left and told. Advice that was given for
-    /// the old pages is forgotten; the new ones are advised to be huge.
+    /// program, kept from children, shared, a file's or has guard pages (`MADV_GUARD_INSTALL`) is left and told.
+    /// Advice that was given for the old pages is forgotten; the new ones are advised to be huge.
     ///
     /// # Safety
     ///
     /// For as long as this value is in use for a region: no thread writes to it, maps or unmaps
-    /// anything in it, nor protects it; no device writes to it but through the suspended cache, by
-    /// connections that were named when it was suspended; no request is in flight on a lease that was handed over, unless the device sees to that itself
+    /// anything in it, nor protects it or puts guard pages into it; no device writes to it but through
+    /// the suspended cache, by connections that were named when it was suspended; no request is in flight on a lease that was handed over, unless the device sees to that itself
     /// (as [`IoUring::with_tags`](crate::registrar::IoUring::with_tags) does); no thread calls
     /// [`expire_suspensions`](pinfold_core::Cache::expire_suspensions) meanwhile; and no registration
     /// of it by others (another library's cache, which does not hear of the exchange; a device of the

@@ -39,7 +39,8 @@
 //! A lease that is *handed over* to a suspension may have requests in flight, which go on with
 //! the old pages; a registrar made by [`IoUring::with_tags`] knows when the last one has ended and
 //! lets the memory be moved then. Without tags that is the program's word: hand over only leases
-//! whose requests have completed.
+//! whose requests have completed. A slot that the kernel does not empty, because the registrar's descriptor was
+//! closed for one, keeps its memory from being moved until it is filled anew.
 //!
 //! # Forks, threads, descriptors
 //!
@@ -79,6 +80,7 @@ use pinfold_kernel::{
     process::page_bytes,
     thread::spawn_scoped,
 };
+use std::collections::HashMap;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -303,7 +305,12 @@ impl IoUring {
     }
 
     fn fill(&self, slot: u16, range: AddressRange) -> Result<(), Errno> {
-        let Some(tags) = &self.tags else { return self.ring.fill(slot, range, 0) };
+        let Some(tags) = &self.tags else {
+            self.ring.fill(slot, range, 0)?;
+            // The kernel has replaced what was in it.
+            self.slots.uncleared().remove(&slot);
+            return Ok(());
+        };
         let tag = tags.draw();
         self.ring.fill(slot, range, tag)?;
         tags.put(slot, tag);
@@ -312,7 +319,11 @@ impl IoUring {
 
     /// Empties a slot that may hold a registration of `range`.
     fn clear(&self, slot: u16, range: AddressRange) -> Result<(), Errno> {
-        let Some(tags) = &self.tags else { return self.ring.clear(slot) };
+        let Some(tags) = &self.tags else {
+            // A slot that was not emptied holds what it held until it is filled anew.
+            let note = |_: &Errno| _ = self.slots.uncleared().insert(slot, range);
+            return self.ring.clear(slot).inspect_err(note);
+        };
         // Before the call: the completion may be found while the call is still on its way back.
         let _ending = tags.begin_end(slot, range);
         // Whatever comes of it, only the ring says the end. One that cannot be reached any more may live on,
@@ -577,13 +588,17 @@ struct Slots {
     /// room for all of them from the start, so nothing is allocated under the lock. Last in, first
     /// out: the kernel's own memory of a slot is warm.
     free: Mutex<Vec<u16>>,
+    /// Guards the slots that could not be emptied, free or not, and the memory that they hold, for one look-up; never held
+    /// across a system call. Taken with nothing else held, and nothing is taken under it. With tags there is none: their
+    /// completions tell.
+    uncleared: Mutex<HashMap<u16, AddressRange>>,
 }
 
 impl Slots {
     fn new(range: Range<u32>) -> Self {
         // Lossless: a range ends at MAX_SLOTS at most.
         let free: Vec<u16> = range.clone().rev().filter_map(|s| u16::try_from(s).ok()).collect();
-        Self { range, capacity: free.len(), free: Mutex::new(free) }
+        Self { range, capacity: free.len(), free: Mutex::new(free), uncleared: Mutex::default() }
     }
 
     fn take(&self) -> Option<u16> {
@@ -596,6 +611,16 @@ impl Slots {
 
     fn list(&self) -> MutexGuard<'_, Vec<u16>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Not in a forked child, where a thread that is not there may hold the lock.
+    fn uncleared(&self) -> MutexGuard<'_, HashMap<u16, AddressRange>> {
+        self.uncleared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether none of those that could not be emptied holds memory of `range`.
+    fn are_clear_of(&self, range: AddressRange) -> bool {
+        !self.uncleared().values().any(|held| held.overlaps(&range))
     }
 }
 
@@ -720,6 +745,45 @@ mod tests {
         assert_eq!(slots.take(), None);
         slots.give_back(4);
         assert_eq!(slots.take(), Some(4));
+    }
+
+    /// The ring has the pages of a slot that was not emptied, so they are not to be moved.
+    #[test]
+    fn what_is_in_a_slot_that_was_not_emptied_is_not_quiet() {
+        let (Ok(ring), Ok(other)) = (::io_uring::IoUring::new(8), ::io_uring::IoUring::new(8))
+        else {
+            println!("skipped: no ring is to be had here");
+            return;
+        };
+        // SAFETY: the ring is this test's.
+        let registrar = unsafe { IoUring::new(&ring, 8) }.unwrap();
+        let memory = vec![0_u8; 4096];
+        let range = AddressRange::new(memory.as_ptr().expose_provenance(), memory.len()).unwrap();
+        let elsewhere = AddressRange::new(4096, 4096).unwrap();
+        let lead_to = |ring: &::io_uring::IoUring| {
+            let fd = registrar.ring.fd.as_raw_fd();
+            // SAFETY: the number is the registrar's, and leads to a ring before as after.
+            assert_eq!(unsafe { libc::dup2(ring.as_raw_fd(), fd) }, fd);
+        };
+        // SAFETY: no request is on the ring, and each registration is live until it is said to have ended.
+        unsafe {
+            let index = registrar.register(range, Access::READ_WRITE).unwrap();
+            lead_to(&other);
+            registrar.withdraw(index, range).unwrap_err();
+            assert!(!registrar.quiet(range) && registrar.quiet(elsewhere));
+            registrar.renew(index, range, Access::READ_WRITE).unwrap_err();
+            assert!(!registrar.quiet(range), "it has what it had");
+            lead_to(&ring);
+            let again = registrar.register(range, Access::READ_WRITE).unwrap();
+            assert!(again == index && registrar.quiet(range), "filled anew");
+            lead_to(&other);
+            registrar.deregister(again, range).unwrap_err();
+            assert!(!registrar.quiet(range));
+            lead_to(&ring);
+            let last = registrar.register(range, Access::READ_WRITE).unwrap();
+            registrar.deregister(last, range).unwrap();
+            assert!(last == index && registrar.quiet(range));
+        }
     }
 
     /// The lock of the tags is held, as by another thread of the parent's that the child does not have.

@@ -49,10 +49,11 @@ unsafe impl Suspend for IoUring {
         self.clear(handle.0, range).map_err(refused)
     }
 
-    /// With tags: no request in flight uses what the slots held. Without, that is the program's
-    /// word. In a forked child, whose memory the parent's ring does not touch, always.
+    /// With tags: no request in flight uses what the slots held. Without, no slot holds it, and the end of requests is the
+    /// program's word. In a forked child, whose memory the parent's ring does not touch, always.
     fn quiet(&self, range: AddressRange) -> bool {
-        self.fork_mark.forked() || self.tags.as_ref().is_none_or(|tags| tags.quiet(range))
+        let has_ended = || self.tags.as_ref().is_none_or(|tags| tags.quiet(range));
+        self.fork_mark.forked() || self.slots.are_clear_of(range) && has_ended()
     }
 
     unsafe fn renew(

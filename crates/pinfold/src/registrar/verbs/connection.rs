@@ -233,7 +233,8 @@ impl Connection {
     /// Moves it to `SQD`. Returns at once, with transfers under way.
     ///
     /// One that the device refuses to stop although it lives is failed: it must not go on unnoticed. One that was
-    /// [taken back](Self::take_back) cannot be stopped: it has [transfers under way](Self::in_flight) for ever.
+    /// [taken back](Self::take_back) cannot be stopped, nor can one that the device refuses to fail as well: it has
+    /// [transfers under way](Self::in_flight) for ever.
     ///
     /// # Errors
     ///
@@ -246,8 +247,9 @@ impl Connection {
             return Ok(());
         }
         let running = self.query(&state).is_ok_and(|status| status.state == IBV_QPS_RTS);
-        if let Err(lost) = self.modify(&state, IBV_QPS_SQD) {
-            self.end(&mut state);
+        if let Err(lost) = self.modify(&state, IBV_QPS_SQD)
+            && self.end(&mut state)
+        {
             return Err(lost);
         }
         state.stops.begin(running);
@@ -257,20 +259,26 @@ impl Connection {
     /// What it still has under way: one, if the device has not drained its send queue, or the program has
     /// [taken it back](Self::take_back) since.
     ///
+    /// One that is neither stopped nor broken is failed, because it may touch memory that is to be moved: its program has
+    /// made it ready again, or the device does not say in which state it is. It has one under way if the device refuses
+    /// that.
+    ///
     /// # Errors
     ///
     /// [`ConnectionLost`], if it broke meanwhile.
     pub fn in_flight(&self) -> Result<Transfers, ConnectionLost> {
-        let state = self.state()?;
+        let mut state = self.state()?;
         if let Some(answer) = state.after_the_loan() {
             return answer;
         }
-        let status = self.query(&state)?;
         let oldest = state.stops.age();
-        match (status.state, status.draining) {
-            (IBV_QPS_SQD, false) => Ok(Transfers::default()),
-            (IBV_QPS_SQD, true) => Ok(Transfers { count: 1, oldest }),
-            _ => Err(ConnectionLost::Broken { errno: libc::ENOTCONN }),
+        let under_way = Transfers { count: 1, oldest };
+        match self.stopped(&state) {
+            Ok(Status { draining, .. }) => {
+                Ok(if draining { under_way } else { Transfers::default() })
+            }
+            Err(lost) if self.end(&mut state) => Err(lost),
+            Err(_) => Ok(under_way),
         }
     }
 
@@ -292,16 +300,12 @@ impl Connection {
         const STEP: Duration = Duration::from_micros(50);
         let mut state = self.state()?;
         if !state.stops.end() {
-            return match self.query(&state)?.state {
-                IBV_QPS_SQD => Ok(()),
-                _ => Err(ConnectionLost::Broken { errno: libc::ENOTCONN }),
-            };
+            return self.stopped(&state).map(drop).inspect_err(|_| _ = self.end(&mut state));
         }
         let began = Instant::now();
         while let Err(lost) = self.modify(&state, IBV_QPS_RTS) {
-            let status = self.query(&state)?;
             // Whether it drains is not asked: it may have ended since the refusal.
-            if status.state != IBV_QPS_SQD || began.elapsed() > PATIENCE {
+            if self.stopped(&state).is_err() || began.elapsed() > PATIENCE {
                 self.end(&mut state);
                 return Err(lost);
             }
@@ -319,10 +323,23 @@ impl Connection {
         }
     }
 
-    /// Moves it to `ERR`, where no suspension stands on it any more.
-    fn end(&self, state: &mut State) {
-        state.stops = Stops::default();
-        let _gone = self.modify(state, IBV_QPS_ERR);
+    /// Moves it to `ERR`, where no suspension stands on it any more. False if the device refuses that.
+    fn end(&self, state: &mut State) -> bool {
+        let ended = !matches!(self.modify(state, IBV_QPS_ERR), Err(ConnectionLost::Broken { .. }));
+        if ended {
+            state.stops = Stops::default();
+        }
+        ended
+    }
+
+    /// How it is, if it is in `SQD`.
+    fn stopped(&self, state: &State) -> Result<Status, ConnectionLost> {
+        let status = self.query(state)?;
+        if status.state == IBV_QPS_SQD {
+            Ok(status)
+        } else {
+            Err(ConnectionLost::Broken { errno: libc::ENOTCONN })
+        }
     }
 
     /// Gone in a forked child, whose parent's the queue pair is: a thread that is not there may have
@@ -512,6 +529,187 @@ fn untestable(error: &LoopbackError) -> Unsupported {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registrar::verbs::library::Library;
+    use libc::{c_char, c_void};
+    use std::cell::Cell;
+    use std::ffi::CStr;
+    use std::sync::OnceLock;
+
+    thread_local! {
+        /// The queue pair of this test's device.
+        static QUEUE_PAIR: Cell<Fake> = const {
+            Cell::new(Fake { state: IBV_QPS_RTS, query: 0, to_error: 0, to_drain: 0 })
+        };
+    }
+
+    /// The state of a queue pair, and the error numbers with which its device answers.
+    #[derive(Clone, Copy)]
+    struct Fake {
+        state: c_uint,
+        query: c_int,
+        to_error: c_int,
+        to_drain: c_int,
+    }
+
+    fn set(change: impl FnOnce(&mut Fake)) {
+        let mut fake = QUEUE_PAIR.get();
+        change(&mut fake);
+        QUEUE_PAIR.set(fake);
+    }
+
+    unsafe extern "C" fn query(
+        _: *mut ibv_qp,
+        attributes: *mut ibv_qp_attr,
+        _: c_int,
+        _: *mut ibv_qp_init_attr,
+    ) -> c_int {
+        let fake = QUEUE_PAIR.get();
+        // SAFETY: the caller's room for the answer.
+        unsafe { (*attributes).qp_state = fake.state };
+        fake.query
+    }
+
+    unsafe extern "C" fn modify(_: *mut ibv_qp, to: *mut ibv_qp_attr, _: c_int) -> c_int {
+        // SAFETY: the caller's request.
+        let to = unsafe { (*to).qp_state };
+        let fake = QUEUE_PAIR.get();
+        let refusal = match to {
+            IBV_QPS_ERR => fake.to_error,
+            IBV_QPS_SQD => fake.to_drain,
+            _ => 0,
+        };
+        let stands = matches!(fake.state, IBV_QPS_RTS | IBV_QPS_SQD);
+        match refusal {
+            0 if stands || to == IBV_QPS_ERR => {
+                set(|fake| fake.state = to);
+                0
+            }
+            0 => libc::EINVAL,
+            errno => errno,
+        }
+    }
+
+    unsafe extern "C" fn attributes(_: *mut ibv_context, _: *mut ibv_device_attr) -> c_int {
+        0
+    }
+
+    unsafe extern "C" fn name(_: *mut ibv_device) -> *const c_char {
+        c"fake".as_ptr()
+    }
+
+    unsafe extern "C" fn not_called() {
+        std::process::abort()
+    }
+
+    /// A queue pair of a device whose calls are those above, and what it points to.
+    struct Rig {
+        connection: Connection,
+        _context: Box<ibv_context>,
+        _domain: Box<ibv_pd>,
+        _queue_pair: Box<ibv_qp>,
+    }
+
+    impl std::ops::Deref for Rig {
+        type Target = Connection;
+
+        fn deref(&self) -> &Connection {
+            &self.connection
+        }
+    }
+
+    fn connection() -> Rig {
+        static LIBRARY: OnceLock<Library> = OnceLock::new();
+        let find = |name: &CStr, _: &CStr| {
+            let function = match name.to_bytes() {
+                b"ibv_query_qp" => query as *mut c_void,
+                b"ibv_modify_qp" => modify as *mut c_void,
+                b"ibv_query_device" => attributes as *mut c_void,
+                b"ibv_get_device_name" => self::name as *mut c_void,
+                _ => not_called as *mut c_void,
+            };
+            NonNull::new(function)
+        };
+        // SAFETY: those that are called have the types of their names; all others end the process.
+        let library = LIBRARY.get_or_init(|| unsafe { Library::from_symbols(find) }.unwrap());
+        // SAFETY: numbers, pointers and functions that may be absent.
+        let mut context = Box::new(unsafe { MaybeUninit::<ibv_context>::zeroed().assume_init() });
+        context.cmd_fd = -1;
+        let mut domain = Box::new(ibv_pd { context: &raw mut *context, handle: 0 });
+        // SAFETY: as above.
+        let mut queue_pair = Box::new(unsafe { MaybeUninit::<ibv_qp>::zeroed().assume_init() });
+        queue_pair.context = &raw mut *context;
+        // SAFETY: both live as long as the connection, and the queue pair is lent once.
+        let connection = unsafe {
+            let domain = Domain::lent(library, NonNull::from(&mut *domain)).unwrap();
+            Connection::lent(domain, NonNull::from(&mut *queue_pair))
+        };
+        Rig { connection, _context: context, _domain: domain, _queue_pair: queue_pair }
+    }
+
+    const BROKEN: ConnectionLost = ConnectionLost::Broken { errno: libc::ENOTCONN };
+
+    /// Its program made it ready again: it may touch anything, so it is no dead one.
+    #[test]
+    #[cfg_attr(miri, ignore = "a device has a fork mark, which is the kernel's")]
+    fn one_that_runs_under_a_suspension_is_ended() {
+        let connection = connection();
+        connection.stop().unwrap();
+        assert_eq!(connection.in_flight(), Ok(Transfers::default()));
+        for state in [IBV_QPS_RTS, IBV_QPS_RTR, IBV_QPS_ERR] {
+            set(|fake| fake.state = state);
+            assert_eq!(connection.in_flight(), Err(BROKEN));
+            assert_eq!(QUEUE_PAIR.get().state, IBV_QPS_ERR);
+        }
+        connection.stop().unwrap_err();
+    }
+
+    /// A state that is unknown is none in which it touches nothing.
+    #[test]
+    #[cfg_attr(miri, ignore = "a device has a fork mark, which is the kernel's")]
+    fn one_that_cannot_be_asked_is_ended() {
+        let connection = connection();
+        let nomem = ConnectionLost::Broken { errno: libc::ENOMEM };
+        connection.stop().unwrap();
+        set(|fake| fake.query = libc::ENOMEM);
+        assert_eq!(connection.in_flight(), Err(nomem));
+        assert_eq!(QUEUE_PAIR.get().state, IBV_QPS_ERR);
+    }
+
+    /// Nor does it stand still for ever behind a restart that says that it is lost.
+    #[test]
+    #[cfg_attr(miri, ignore = "a device has a fork mark, which is the kernel's")]
+    fn one_that_cannot_be_asked_at_its_restart_is_ended() {
+        let nomem = ConnectionLost::Broken { errno: libc::ENOMEM };
+        let connection = connection();
+        connection.stop().unwrap();
+        connection.stop().unwrap();
+        set(|fake| fake.query = libc::ENOMEM);
+        // SAFETY: there is no memory.
+        assert_eq!(unsafe { connection.restart() }, Err(nomem));
+        assert_eq!(QUEUE_PAIR.get().state, IBV_QPS_ERR);
+        // SAFETY: as above.
+        let again = unsafe { connection.restart() };
+        assert_eq!(again, Err(ConnectionLost::Broken { errno: libc::EINVAL }));
+    }
+
+    /// It may run, so no memory is moved under it.
+    #[test]
+    #[cfg_attr(miri, ignore = "a device has a fork mark, which is the kernel's")]
+    fn one_that_cannot_be_ended_is_under_way() {
+        let connection = connection();
+        connection.stop().unwrap();
+        set(|fake| (fake.query, fake.to_error) = (libc::ENOMEM, libc::ENOMEM));
+        assert!(matches!(connection.in_flight(), Ok(Transfers { count: 1, .. })));
+        set(|fake| fake.to_error = libc::EIO);
+        assert!(connection.in_flight().is_err(), "its device is gone");
+        let refusal = libc::ENOMEM;
+        QUEUE_PAIR.set(Fake { state: IBV_QPS_RTS, query: 0, to_error: refusal, to_drain: refusal });
+        connection.stop().unwrap();
+        assert!(matches!(connection.in_flight(), Ok(Transfers { count: 1, .. })));
+        // SAFETY: there is no memory.
+        unsafe { connection.restart() }.unwrap();
+        assert_eq!(QUEUE_PAIR.get().state, IBV_QPS_RTS);
+    }
 
     /// Of two caches that have stopped it neither lets it go on under the other.
     #[test]
