@@ -323,9 +323,12 @@ impl Connection {
         }
     }
 
-    /// Moves it to `ERR`, where no suspension stands on it any more. False if the device refuses that.
+    /// Moves it to `ERR`, where no suspension stands on it any more, unless it is in `RESET`. False if the device refuses that.
     fn end(&self, state: &mut State) -> bool {
-        let ended = !matches!(self.modify(state, IBV_QPS_ERR), Err(ConnectionLost::Broken { .. }));
+        let refused = matches!(self.modify(state, IBV_QPS_ERR), Err(ConnectionLost::Broken { .. }));
+        // There is no way from `RESET` to `ERR`, and in neither it touches anything.
+        let is_at_rest = || self.query(state).is_ok_and(|status| status.state == IBV_QPS_RESET);
+        let ended = !refused || is_at_rest();
         if ended {
             state.stops = Stops::default();
         }
@@ -580,7 +583,7 @@ mod tests {
         };
         let stands = matches!(fake.state, IBV_QPS_RTS | IBV_QPS_SQD);
         match refusal {
-            0 if stands || to == IBV_QPS_ERR => {
+            0 if stands || (to == IBV_QPS_ERR && fake.state != IBV_QPS_RESET) => {
                 set(|fake| fake.state = to);
                 0
             }
@@ -660,6 +663,9 @@ mod tests {
             assert_eq!(connection.in_flight(), Err(BROKEN));
             assert_eq!(QUEUE_PAIR.get().state, IBV_QPS_ERR);
         }
+        connection.stop().unwrap_err();
+        set(|fake| fake.state = IBV_QPS_RESET);
+        assert_eq!(connection.in_flight(), Err(BROKEN), "its program has only begun");
         connection.stop().unwrap_err();
     }
 
