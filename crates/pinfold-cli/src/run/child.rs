@@ -38,9 +38,14 @@ pub(super) fn run(
 ) -> io::Result<ExitStatus> {
     // Until it is known where to send them: a second one would end this process alone.
     let before = signals::hold();
-    let started = prepare().and_then(|(program, environment)| start(program, environment, before));
+    let mut missed = Vec::new();
+    let started = prepare().and_then(|(program, environment)| {
+        missed = signals::take_held();
+        start(program, environment, before)
+    });
     if let Ok(child) = &started {
         signals::send_to_program(child.id().cast_signed());
+        missed.into_iter().for_each(|signal| signals::send_to(child.id().cast_signed(), signal));
     }
     change_mask(libc::SIG_SETMASK, &before);
     let mut child = started?;

@@ -1,5 +1,6 @@
 //! Launchers of parallel jobs, and how each sends variables to the ranks on other machines.
 
+use super::signals::{change_mask, set_of};
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::path::Path;
@@ -100,6 +101,8 @@ fn version(program: &OsStr) -> String {
         child.stdout.take().map(|it| Box::new(it) as _),
         child.stderr.take().map(|it| Box::new(it) as _),
     ];
+    // A grandchild may keep one of these threads for ever. Signals are the first thread's, which knows where to send them.
+    let before = change_mask(libc::SIG_BLOCK, &set_of(1..=libc::SIGRTMAX()));
     for mut stream in streams.into_iter().flatten() {
         let sender = sender.clone();
         thread::spawn(move || {
@@ -108,6 +111,7 @@ fn version(program: &OsStr) -> String {
             sender.send(said)
         });
     }
+    change_mask(libc::SIG_SETMASK, &before);
     drop(sender);
     let until = Instant::now() + PATIENCE;
     let next = || receiver.recv_timeout(until.saturating_duration_since(Instant::now())).ok();

@@ -15,7 +15,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::{mem, ptr};
+use std::{iter, mem, ptr};
 
 /// The process that signals are sent on to; 0 for none any more.
 static CHILD: AtomicI32 = AtomicI32::new(NOT_YET);
@@ -142,6 +142,21 @@ pub(super) fn hold() -> libc::sigset_t {
     change_mask(libc::SIG_BLOCK, &set_of(ending().chain(HARMLESS)))
 }
 
+/// Those that a terminal has sent since signals are [held](hold): it sends them to the processes that there are, and the program
+/// is not there yet.
+pub(super) fn take_held() -> Vec<libc::c_int> {
+    let held = set_of(FROM_TERMINAL.into_iter().filter(|signal| !STOPPING.contains(signal)));
+    iter::from_fn(|| take_pending(&held)).collect()
+}
+
+/// Takes a signal of the set, of which all are blocked, that is pending.
+fn take_pending(set: &libc::sigset_t) -> Option<libc::c_int> {
+    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call reads the set and the time.
+    let signal = unsafe { libc::sigtimedwait(set, ptr::null_mut(), &raw const at_once) };
+    (signal > 0).then_some(signal)
+}
+
 /// Has signals sent on to this process from now on.
 pub(super) fn send_to_program(program: libc::pid_t) {
     CHILD.store(program, Ordering::SeqCst);
@@ -237,7 +252,7 @@ fn send_on(child: libc::pid_t, signal: libc::c_int, by_process: bool) {
     }
 }
 
-fn send_to(child: libc::pid_t, signal: libc::c_int) {
+pub(super) fn send_to(child: libc::pid_t, signal: libc::c_int) {
     // SAFETY: the child has not been waited for, so the number is its own, and its group's if it is negative.
     unsafe { libc::kill(child, signal) };
 }
@@ -290,10 +305,28 @@ pub(super) fn stop_by(signal: libc::c_int, is_due: impl FnOnce() -> bool) {
         // This process stops here.
         change_mask(libc::SIG_UNBLOCK, &set);
     } else {
-        let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the call reads the set and the time.
-        unsafe { libc::sigtimedwait(&raw const set, ptr::null_mut(), &raw const at_once) };
+        let _ = take_pending(&set);
     }
     catch(signal);
     change_mask(libc::SIG_SETMASK, &before);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_sent_while_signals_were_held_is_taken() {
+        let before = hold();
+        for signal in [libc::SIGINT, libc::SIGWINCH, libc::SIGTERM] {
+            // SAFETY: it is blocked in this thread.
+            assert_eq!(unsafe { libc::raise(signal) }, 0);
+        }
+        let mut taken = take_held();
+        taken.sort_unstable();
+        assert_eq!(taken, [libc::SIGINT, libc::SIGWINCH]);
+        assert!(take_held().is_empty());
+        assert_eq!(take_pending(&set_of([libc::SIGTERM])), Some(libc::SIGTERM));
+        change_mask(libc::SIG_SETMASK, &before);
+    }
 }

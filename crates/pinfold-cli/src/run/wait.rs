@@ -20,6 +20,8 @@ use std::{io, mem};
 enum Change {
     Ended,
     Stopped(libc::c_int),
+    /// It has made this process its tracer (`PTRACE_TRACEME`), and a signal is about to reach it.
+    Traced(libc::c_int),
 }
 
 /// Leaves the program to be waited for, so that its number stays its own.
@@ -28,6 +30,7 @@ pub(super) fn for_end(program: libc::pid_t) {
         match change {
             Change::Stopped(signal) if process == program => stop_with(program, signal),
             Change::Ended if process == program => return,
+            Change::Traced(signal) => let_go(process, signal),
             _ => reap(process),
         }
     }
@@ -45,8 +48,20 @@ fn next_change() -> Option<(libc::pid_t, Change)> {
     let how = wait(libc::P_ALL, 0, ANY | libc::WNOWAIT)?;
     // SAFETY: the kernel has filled in which child it is, and what ended or stopped it.
     let (process, signal) = unsafe { (how.si_pid(), how.si_status()) };
-    let is_stopped = how.si_code == libc::CLD_STOPPED;
-    Some((process, if is_stopped { Change::Stopped(signal) } else { Change::Ended }))
+    let change = match how.si_code {
+        libc::CLD_STOPPED => Change::Stopped(signal),
+        libc::CLD_TRAPPED => Change::Traced(signal),
+        _ => Change::Ended,
+    };
+    Some((process, change))
+}
+
+/// Traces a child no more: it goes on, with the signal. A trap is of the execution of a program, and none of its own.
+fn let_go(process: libc::pid_t, signal: libc::c_int) {
+    reap(process);
+    let signal = if signal == libc::SIGTRAP { 0 } else { signal };
+    // SAFETY: the call takes numbers alone; the child has stopped for this process.
+    unsafe { libc::ptrace(libc::PTRACE_DETACH, process, 0_usize, libc::c_long::from(signal)) };
 }
 
 /// `waitid`; `None` where it fails, or where nothing is to be had and `WNOHANG` says not to wait.

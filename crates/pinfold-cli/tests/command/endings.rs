@@ -294,6 +294,28 @@ fn standard_streams_that_are_closed_are_closed_for_the_program() {
     assert_eq!(scratch.leftovers(), [""; 0]);
 }
 
+/// Its tracer is then the process that has started it, as it would be a shell.
+#[test]
+fn a_program_that_asks_to_be_traced_goes_on_to_its_own_end() {
+    let Some(scratch) = Scratch::new("traced") else { return };
+    let script = "import ctypes, os, signal, sys
+def end(*_):
+    sys.exit(7)
+signal.signal(signal.SIGUSR1, end)
+if ctypes.CDLL(None).ptrace(0, 0, None, None) != 0:
+    sys.exit(9)
+os.kill(os.getpid(), signal.SIGUSR1)
+sys.exit(8)";
+    let python = Command::new("python3").arg("--version").output();
+    if !python.is_ok_and(|output| output.status.success()) {
+        return eprintln!("skipped: no python3 here");
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    command.args(["run", "--quiet", "--", "python3", "-c", script]);
+    let output = command.env("TMPDIR", scratch.place("tmp")).output().unwrap();
+    assert_eq!(status(&output), 7, "{output:?}");
+}
+
 #[test]
 fn every_signal_that_ends_a_program_reaches_it() {
     let Some(scratch) = Scratch::new("every") else { return };
