@@ -103,7 +103,8 @@ impl<T> Entry<T> {
         Self { word, place: PhantomData }
     }
 
-    /// The entry in a slot. Relaxed: writers hold the lock, readers take hints.
+    /// The entry in a slot. Relaxed: writers hold the lock; readers take hints, and reach a place through the entry's own
+    /// address, so what was stored before the entry was is there.
     fn load(slot: &AtomicU64) -> Self {
         Self::from_word(slot.load(Ordering::Relaxed))
     }
@@ -906,8 +907,9 @@ fn behind(entries: &[AtomicU64], page: usize) -> usize {
 }
 
 fn store<T>(slot: &AtomicU64, entry: Entry<T>) {
-    // Relaxed: `publish` releases it.
-    slot.store(entry.word, Ordering::Relaxed);
+    // Release: a reader of a list that was published before may find it, and looks at the place that it names. (Of a new
+    // list `publish` releases all.)
+    slot.store(entry.word, Ordering::Release);
 }
 
 fn publish(word: &AtomicU64, list: List) {

@@ -520,7 +520,7 @@ impl<R: Registrar, M: Monitor> Drop for Enlisted<'_, R, M> {
     }
 }
 
-/// What the child gets is decided by [`a get`].
+/// What the child gets is decided by the get that waits for it.
 pub(crate) const FORKED_MEANWHILE: RegisterError = RegisterError::DeviceGone { errno: 0 };
 
 /// Whether the one being registered serves every use of `region`.

@@ -77,7 +77,7 @@ impl<R: Registrar, M: Monitor> Room<'_, R, M> {
         }
     }
 
-    /// The same behind a renewal, as [`count_behind`](Enlisted::count_behind) says. What cannot be had at once is taken all
+    /// The same behind a renewal, as [`count_behind`](crate::registering::Enlisted) says. What cannot be had at once is taken all
     /// the same, and returned: room is to be made for it where nothing waits for this renewal.
     pub(crate) fn count_renewed(
         self,

@@ -323,8 +323,8 @@ impl SuspendedRanges {
     }
 
     /// The device has lost it, so nothing stands on its being stopped: one that is made ready again is the same
-    /// connection, and running, and whichever suspension claims it next has it stopped anew. The hold is to be dropped
-    /// outside the lock.
+    /// connection, and running, and the suspension that claims it next has it stopped anew, unless another one still
+    /// stands on it: then the device fails it as it looks. The hold is to be dropped outside the lock.
     pub(crate) fn lost<C: PartialEq + 'static>(&mut self, id: u64, connection: &C) -> Option<Hold> {
         self.remove(id, connection)
     }
