@@ -77,7 +77,7 @@ pub struct Place<'z, 'c, R: Registrar, M: Monitor, P: SlabPages>(InUse<Message<'
 /// `Remapped` lives, have such a call made in time: a thread that discards page after page makes so many changes in some
 /// tens of milliseconds, for which a busy machine may not run the cache's thread.
 ///
-/// Refused by [`arrived`](Self::arrived), it leaves the target alone: no device writes to it.
+/// Refused by [`arrived`](Self::arrived), it leaves the target alone, and its slot goes back to the zone: no device writes to it.
 /// Forgotten, it leaves the target to the device for good.
 #[must_use = "the ragged ends land when the data has arrived"]
 pub struct Remapped<'z, 'c, R: Registrar, M: Monitor, P: SlabPages>(
@@ -90,6 +90,8 @@ struct Exchanged<'z, 'c, R: Registrar, M: Monitor, P: SlabPages> {
     left: Left,
     /// The part of the target that may have them, as long as the device may write to them.
     given: Option<AddressRange>,
+    /// No device writes to the slot any more, by the word given to `arrived`.
+    has_arrived: bool,
 }
 
 impl<R: Registrar, M: Monitor, P: SlabPages> Kept for Message<'_, '_, R, M, P> {
@@ -100,7 +102,10 @@ impl<R: Registrar, M: Monitor, P: SlabPages> Kept for Message<'_, '_, R, M, P> {
 
 impl<R: Registrar, M: Monitor, P: SlabPages> Kept for Exchanged<'_, '_, R, M, P> {
     fn abandon(self) {
-        let Self { message, given, .. } = self;
+        let Self { message, given, has_arrived, .. } = self;
+        if has_arrived && !message.held.zone.is_forked() {
+            return message.end_exchanged();
+        }
         // However this ends, the device has the slot.
         let message = InUse::new(message);
         if let Some(given) = given
@@ -239,7 +244,8 @@ impl<'z, 'c, R: Registrar, M: Monitor, P: SlabPages> Place<'z, 'c, R, M, P> {
         // pages in the target that the device writes to.
         let message = unsafe { self.0.end() };
         let left = Left { parts: [None; 2], has_moved: false, because: None };
-        let mut exchanged = InUse::new(Exchanged { message, left, given: None });
+        let mut exchanged =
+            InUse::new(Exchanged { message, left, given: None, has_arrived: false });
         match exchanged.remap() {
             Ok(()) => Ok(Remapped(exchanged)),
             Err(error) => {
@@ -311,7 +317,7 @@ impl<R: Registrar, M: Monitor, P: SlabPages> Remapped<'_, '_, R, M, P> {
     /// No device writes to the place any more: the transfer is complete, or was never begun.
     pub unsafe fn arrived(mut self) -> Result<Landed, RemapRefused<Self>> {
         // The device is done: its pages may stay wherever they are.
-        self.0.given = None;
+        (self.0.given, self.0.has_arrived) = (None, true);
         if let Err(error) = self.0.message.has_same_target() {
             return Err(RemapRefused { state: self, error });
         }

@@ -425,6 +425,8 @@ impl<'c, R: Registrar, M: Monitor, P: SlabPages> Zone<'c, R, M, P> {
             let spare_is_whole = spare.is_none_or(|spare| move_parts(old, to, spare));
             let given = give_parts(parts, from, to);
             let room = AddressRange::between(from.start(), from.start() + given.bytes);
+            // Where a part of the place aside is unmapped, another thread may have mapped its own there since.
+            let room = room.filter(|_| spare_is_whole);
             let slot_is_whole = spare.is_none_or(|spare| take_back(spare, room));
             if !spare.is_none_or(|spare| spare_is_whole && self.renew(spare)) {
                 *aside = None;

@@ -441,10 +441,12 @@ fn a_monitor_that_panics_behind_an_exchange_leaves_no_page_of_the_device_in_the_
 /// No device writes to it, so whatever stands there may stay.
 #[test]
 fn a_remapped_place_that_arrived_leaves_a_target_that_is_said_to_have_changed_alone() {
-    let (cache, _records) = a_cache();
+    let (cache, records) = a_cache();
     let (zone, target) = (zone(&cache), Target::new());
+    let slots = zone.free_slots();
     let place = target.ask(&zone);
-    receive(place.range(), 3);
+    let (handle, range) = (place.handle(), place.range());
+    receive(range, 3);
     let remapped = place.remap().unwrap();
     cache.monitor().change(remapped_target(&target));
     // SAFETY: the data is there.
@@ -452,6 +454,10 @@ fn a_remapped_place_that_arrived_leaves_a_target_that_is_said_to_have_changed_al
     assert_eq!(refused.error, LandError::TargetChanged);
     drop(refused);
     assert!(target.is_all(3));
+    // Nor does the slot stay registered for a device.
+    cache.reclaim();
+    assert!(!records.has(handle, range));
+    assert_eq!(zone.free_slots(), slots);
 }
 
 fn remapped_target(target: &Target) -> AddressRange {
@@ -1025,9 +1031,13 @@ fn holes_that_the_kernel_leaves_in_the_midst_of_an_exchange_belong_to_others() {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod exhausted {
     use std::mem::offset_of;
-    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
     static MOVES_LEFT: AtomicUsize = AtomicUsize::new(0);
+    /// Whether only the next move fails, and another thread maps its own where it went to, before the one behind that.
+    static ONCE: AtomicBool = AtomicBool::new(false);
+    static HOLE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+    static THEIRS: AtomicUsize = AtomicUsize::new(0);
 
     /// By which the handler's own call is known: an argument that the kernel does not look at.
     const OURS: u32 = 0x5059;
@@ -1047,6 +1057,17 @@ mod exhausted {
     /// So many moves more, where [`behind`] was called.
     pub(super) fn has_left(moves: usize) {
         MOVES_LEFT.store(moves, SeqCst);
+    }
+
+    /// At the next move alone: what another thread maps there then is filled with 9.
+    pub(super) fn once() {
+        ONCE.store(true, SeqCst);
+        behind(usize::MAX);
+    }
+
+    /// Where that is.
+    pub(super) fn theirs() -> *const u8 {
+        std::ptr::with_exposed_provenance(THEIRS.load(SeqCst))
     }
 
     /// From now on, on this thread and for good.
@@ -1081,6 +1102,22 @@ mod exhausted {
         }
     }
 
+    /// As another thread, to which the kernel gives what is not mapped.
+    fn fill_hole() {
+        let (hole, bytes) = (HOLE[0].swap(0, SeqCst), HOLE[1].load(SeqCst));
+        if hole != 0 {
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            // SAFETY: nothing is mapped there.
+            unsafe {
+                let to = std::ptr::with_exposed_provenance_mut(hole);
+                libc::mmap(to, bytes, rights, kind, -1, 0);
+                to.cast::<u8>().write_bytes(9, bytes);
+            }
+            THEIRS.store(hole, SeqCst);
+        }
+    }
+
     extern "C" fn answer(_: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
         // SAFETY: the kernel gives both, and the registers hold the arguments of the call that was stopped.
         unsafe {
@@ -1101,11 +1138,17 @@ mod exhausted {
             let [from, bytes, goal_bytes, how, goal] = arguments;
             let result = if number != libc::SYS_mremap {
                 -i64::from(libc::ENOMEM)
+            } else if ONCE.swap(false, SeqCst) {
+                libc::syscall(libc::SYS_munmap, goal, goal_bytes);
+                HOLE[0].store(goal as usize, SeqCst);
+                HOLE[1].store(goal_bytes as usize, SeqCst);
+                -i64::from(libc::ENOMEM)
             } else if MOVES_LEFT.load(SeqCst) == 0 {
                 libc::syscall(libc::SYS_munmap, goal, goal_bytes);
                 -i64::from(libc::ENOMEM)
             } else {
                 MOVES_LEFT.fetch_sub(1, SeqCst);
+                fill_hole();
                 libc::syscall(libc::SYS_mremap, from, bytes, goal_bytes, how, goal, OURS)
             };
             #[cfg(target_arch = "x86_64")]
@@ -1177,6 +1220,28 @@ fn map_over(hole: usize) -> *mut u8 {
     // SAFETY: the page is the test's.
     unsafe { page.cast::<u8>().write_bytes(9, PAGE) };
     page.cast()
+}
+
+/// What the target had goes aside no more, and where it was to go another thread has its own: that does not come into the slot.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[test]
+fn what_others_map_in_a_place_aside_that_the_kernel_has_torn_stays_theirs() {
+    let name = "landings::what_others_map_in_a_place_aside_that_the_kernel_has_torn_stays_theirs";
+    let status = in_a_process_of_its_own(name, || {
+        let (cache, _records) = cache_without_a_thread(Config::keeping_all());
+        let (zone, target) = (zone(&cache), Target::new());
+        target.fill(5);
+        let place = target.ask(&zone);
+        receive(place.range(), 3);
+        exhausted::once();
+        // SAFETY: the data is there.
+        let landed = unsafe { place.arrived() }.land_by(Method::Exchange).unwrap();
+        assert_eq!(landed.moved_bytes, BYTES);
+        assert!(target.is_all(3));
+        // SAFETY: a page that the handler has mapped.
+        assert_eq!(unsafe { exhausted::theirs().read() }, 9);
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
 }
 
 /// A device may go on with the pages of a slot that was torn; what another thread has mapped there is not discarded.
