@@ -1140,8 +1140,8 @@ mod exhausted {
                 -i64::from(libc::ENOMEM)
             } else if ONCE.swap(false, SeqCst) {
                 libc::syscall(libc::SYS_munmap, goal, goal_bytes);
-                HOLE[0].store(goal as usize, SeqCst);
-                HOLE[1].store(goal_bytes as usize, SeqCst);
+                HOLE[0].store(usize::try_from(goal).unwrap(), SeqCst);
+                HOLE[1].store(usize::try_from(goal_bytes).unwrap(), SeqCst);
                 -i64::from(libc::ENOMEM)
             } else if MOVES_LEFT.load(SeqCst) == 0 {
                 libc::syscall(libc::SYS_munmap, goal, goal_bytes);
