@@ -296,6 +296,29 @@ fn reservations_refuse_what_cannot_be() {
     assert_eq!(budget.held(), Amount::ZERO);
 }
 
+/// What can never be free is asked of none.
+#[test]
+fn a_reservation_that_cannot_be_evicts_nothing() {
+    let Some((_ring, registrar)) = ring(8) else { return };
+    let budget = Budget::new(Amount { bytes: 64 * PAGE, regions: 200 }).unwrap();
+    let Some((_own_ring, cache)) = cache_on(&budget.share(Terms::default()).unwrap()) else {
+        return;
+    };
+    let memory: Vec<Memory> = (0..32).map(|_| Memory::new(PAGE)).collect();
+    memory.iter().for_each(|memory| get(&cache, memory).unwrap());
+    let kept = Terms { minimum: Amount { bytes: 16 * PAGE, regions: 1 }, ..Terms::default() };
+    let _other = budget.share(kept).unwrap();
+    let held = budget.held();
+    assert_eq!(held.bytes, 32 * PAGE);
+    // More than there is, and more than there is beside what another keeps.
+    for pages in [65, 49] {
+        let refused = budget.reserve(&registrar, Reserve::pages(pages)).map(drop).unwrap_err();
+        assert!(matches!(refused, ReserveError::Budget(BudgetError::Kept { .. })), "{refused}");
+        assert_eq!(budget.held(), held);
+    }
+    drop(cache);
+}
+
 /// A cache over its own ring, on a share of `budget`.
 fn cache_on(share: &Arc<Share>) -> Option<(io_uring::IoUring, RingCache)> {
     let ring = io_uring::IoUring::new(8).map_err(|why| eprintln!("skipped: no io_uring: {why}"));

@@ -320,7 +320,7 @@ impl Ledger {
     }
 
     /// What is kept for single drawers: their minimums.
-    fn kept(&self) -> Amount {
+    pub(super) fn kept(&self) -> Amount {
         self.sums.kept.amount()
     }
 
@@ -390,7 +390,8 @@ impl Ledger {
         };
         let Terms { minimum, maximum, .. } = entry.terms;
         let (after, now) = (entry.held + amount, self.limit(entry));
-        if !after.fits(now) {
+        // A sum that cannot be told is none that may be held.
+        if !after.fits(now) || after - entry.held != amount {
             let ever = maximum.min(self.total - (self.kept() - minimum));
             return Err(refusal(amount, after - now, ever));
         }
@@ -790,6 +791,7 @@ mod tests {
         let (one, other) = (ledger.join(most).unwrap(), ledger.join(most).unwrap());
         ledger.take(one, Amount::EVERYTHING).unwrap();
         assert!(ledger.take(other, amount(1)).is_err());
+        assert!(ledger.take(one, amount(1)).is_err());
         assert_eq!(ledger.due(one, Amount::EVERYTHING).bytes, usize::MAX / 2);
         let weightless = ledger.join(terms(0, 5, 0)).unwrap();
         assert_eq!(ledger.due(weightless, TOTAL), Amount::ZERO);

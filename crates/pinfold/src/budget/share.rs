@@ -385,7 +385,8 @@ impl Budget {
         Ok(Arc::new(Share { budget: self.clone(), drawer }))
     }
 
-    /// As [`share`](Self::share); others give up idle registrations if that makes the minimum free.
+    /// As [`share`](Self::share); others give up idle registrations if that makes the minimum free. None are asked for what
+    /// the minimums of others leave no room for.
     pub(super) fn share_recalled(&self, terms: Terms) -> Result<Arc<Share>, BudgetError> {
         let mut recalls = Recalls::new();
         loop {
@@ -394,6 +395,10 @@ impl Budget {
                 other => return other,
             };
             let BudgetError::Kept { minimum, free } = refused else { return Err(refused) };
+            let could_be = |state: &State| minimum.fits(state.ledger.total() - state.ledger.kept());
+            if !self.inner.read(could_be).unwrap_or(false) {
+                return Err(refused);
+            }
             let gave = || {
                 let borrowers = self.inner.of_borrowers(|_, drawer| drawer).into_iter();
                 let lenders = borrowers.flat_map(|drawer| self.inner.lenders_of(drawer));

@@ -351,6 +351,10 @@ impl<'p, R: Registrar> PoolBuffer<'p, R> {
         Self { block, length, kind, depot, registrar: PhantomData }
     }
 
+    pub(super) const fn block(&self) -> NonNull<u8> {
+        self.block
+    }
+
     /// What the registrar gave for the slab that the buffer lies in: each device's handle.
     ///
     /// Valid as long as the buffer is. It covers the whole slab: requests name the buffer's own

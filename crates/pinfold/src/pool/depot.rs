@@ -1248,6 +1248,10 @@ struct Grant<'d> {
 
 impl<'d> Grant<'d> {
     fn of(depot: &'d Depot, bytes: usize) -> Result<Self, AllocateError> {
+        // Forked in what was given back for it: the allowance is the parent's.
+        if depot.is_forked() {
+            return Err(Forked.into());
+        }
         let granted = depot.allowance.grant(bytes);
         if depot.is_forked() {
             return Err(Forked.into());

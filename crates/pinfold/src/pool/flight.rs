@@ -52,7 +52,8 @@ impl<'p, R: Registrar> PoolBuffer<'p, R> {
 impl<'p, R: Registrar> InFlight<'p, R> {
     /// Where the device finds the bytes.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.buffer.as_ptr().cast_mut()
+        // Not by way of its bytes, which are borrowed to be read.
+        self.buffer.block().as_ptr()
     }
 
     /// How many bytes there are.
