@@ -171,6 +171,40 @@ fn a_thread_that_waits_for_a_long_buffer_is_not_passed_by() {
     assert!(short().is_ok(), "no thread waits any more");
 }
 
+/// What was kept for a thread that then goes without it is room for another thread's slab.
+#[test]
+fn an_empty_slab_that_no_thread_waits_for_any_more_makes_room() {
+    let config = PoolConfig {
+        max_bytes: 7 * MIB,
+        first_slab_bytes: 64 * KIB,
+        max_slab_bytes: 64 * KIB,
+        thread_cache_bytes: 0,
+        ..PoolConfig::default()
+    };
+    let pool = &Pool::new(Slow::default(), config).unwrap();
+    let (three, two) = (pool.get(3 * MIB).unwrap(), pool.get(2 * MIB).unwrap());
+    thread::scope(|scope| {
+        let get = |length, when| pool.request(length).when_exhausted(when).get().map(|it| it.len());
+        // No slab is long enough for it.
+        let maker = scope.spawn(move || get(4 * MIB, WhenExhausted::GrowOrWait(LONG)));
+        until(|| pool.statistics().waiting == 1);
+        let briefly = Duration::from_millis(300);
+        let waiter = scope.spawn(move || get(3 * MIB, WhenExhausted::Wait(briefly)));
+        until(|| pool.statistics().waiting == 2);
+        drop(two);
+        assert!(matches!(waiter.join().unwrap(), Err(AllocateError::TimedOut { .. })));
+        let began = Instant::now();
+        while !maker.is_finished() && began.elapsed() < FOR_EVER {
+            thread::yield_now();
+        }
+        let is_served = maker.is_finished();
+        // So that it ends in any case.
+        drop(three);
+        assert_eq!(maker.join().unwrap(), Ok(4 * MIB));
+        assert!(is_served, "it slept on");
+    });
+}
+
 /// Nor do requests that would make a slab, where none can be had.
 #[test]
 fn a_thread_that_waits_is_not_passed_by_requests_that_cannot_grow() {

@@ -128,6 +128,8 @@ struct State {
     /// Those of them that would make it. As long as there are any, the gate is closed: what is put
     /// back may make room for it.
     makers: usize,
+    /// Whether a thread was refused a slab because what is empty was kept for those in the queue.
+    withheld: bool,
     /// How often there has been more room for a slab than before.
     room_made: u64,
     /// How often that was the pool's own.
@@ -535,6 +537,7 @@ impl Depot {
         settles: Option<Settles<'d>>,
     ) -> Found<'d, Option<NonNull<u8>>> {
         self.open_unless_awaited(&state);
+        state.release_withheld();
         self.wake(&state);
         let surplus = self.surplus(&mut state);
         if surplus.is_empty() && settles.is_none() {
@@ -750,6 +753,7 @@ impl Depot {
     fn gives_empty_back(&self, seat: Option<&Seat>) -> Result<bool, Forked> {
         let mut state = self.lock_again()?;
         if !state.none_is_ahead_of(seat) {
+            state.withheld = true;
             return Ok(false);
         }
         self.raid(&mut state);
@@ -1290,6 +1294,7 @@ impl State {
             queue: Queue::new(),
             apart: 0,
             makers: 0,
+            withheld: false,
             room_made: 0,
             own_room_made: 0,
             closed: false,
@@ -1341,6 +1346,15 @@ impl State {
             self.note_own_room();
         }
         put == Some(Put::SlabEmpty)
+    }
+
+    /// What was kept for the queue is room for a slab when the last thread has left that for good. (Not when one steps aside: two
+    /// that try in vain would have each other try again and again.)
+    fn release_withheld(&mut self) {
+        if self.withheld && self.queue.is_empty() {
+            self.withheld = false;
+            self.note_own_room();
+        }
     }
 
     /// There is more room for a slab than before, whatever the budget says.
