@@ -259,27 +259,37 @@ impl Connection {
     /// What it still has under way: one, if the device has not drained its send queue, or the program has
     /// [taken it back](Self::take_back) since.
     ///
-    /// One that is neither stopped nor broken is failed, because it may touch memory that is to be moved: its program has
-    /// made it ready again, or the device does not say in which state it is. It has one under way if the device refuses
-    /// that.
+    /// # Errors
+    ///
+    /// [`ConnectionLost`], if it is not stopped: it broke meanwhile, or runs.
+    pub fn in_flight(&self) -> Result<Transfers, ConnectionLost> {
+        self.transfers(&*self.state()?)
+    }
+
+    /// The same for a suspension that stands on it. One that is neither stopped nor broken is failed, because it may touch
+    /// memory that is to be moved: its program has made it ready again, or the device does not say in which state it is. It
+    /// has one under way if the device refuses that.
     ///
     /// # Errors
     ///
-    /// [`ConnectionLost`], if it broke meanwhile.
-    pub fn in_flight(&self) -> Result<Transfers, ConnectionLost> {
+    /// [`ConnectionLost`], if it broke meanwhile, or was failed.
+    pub(super) fn in_flight_or_failed(&self) -> Result<Transfers, ConnectionLost> {
         let mut state = self.state()?;
+        let transfers = self.transfers(&state);
+        let is_known = transfers.is_ok() || state.after_the_loan().is_some();
+        if is_known || self.end(&mut state) {
+            return transfers;
+        }
+        Ok(Transfers { count: 1, oldest: state.stops.age() })
+    }
+
+    fn transfers(&self, state: &State) -> Result<Transfers, ConnectionLost> {
         if let Some(answer) = state.after_the_loan() {
             return answer;
         }
-        let oldest = state.stops.age();
-        let under_way = Transfers { count: 1, oldest };
-        match self.stopped(&state) {
-            Ok(Status { draining, .. }) => {
-                Ok(if draining { under_way } else { Transfers::default() })
-            }
-            Err(lost) if self.end(&mut state) => Err(lost),
-            Err(_) => Ok(under_way),
-        }
+        let Status { draining, .. } = self.stopped(state)?;
+        let under_way = Transfers { count: 1, oldest: state.stops.age() };
+        Ok(if draining { under_way } else { Transfers::default() })
     }
 
     /// Moves it back to `RTS`, where what waits in its queue goes on. Where it was [stopped](Self::stop) more than
@@ -657,15 +667,15 @@ mod tests {
     fn one_that_runs_under_a_suspension_is_ended() {
         let connection = connection();
         connection.stop().unwrap();
-        assert_eq!(connection.in_flight(), Ok(Transfers::default()));
+        assert_eq!(connection.in_flight_or_failed(), Ok(Transfers::default()));
         for state in [IBV_QPS_RTS, IBV_QPS_RTR, IBV_QPS_ERR] {
             set(|fake| fake.state = state);
-            assert_eq!(connection.in_flight(), Err(BROKEN));
+            assert_eq!(connection.in_flight_or_failed(), Err(BROKEN));
             assert_eq!(QUEUE_PAIR.get().state, IBV_QPS_ERR);
         }
         connection.stop().unwrap_err();
         set(|fake| fake.state = IBV_QPS_RESET);
-        assert_eq!(connection.in_flight(), Err(BROKEN), "its program has only begun");
+        assert_eq!(connection.in_flight_or_failed(), Err(BROKEN), "its program has only begun");
         connection.stop().unwrap_err();
     }
 
@@ -677,7 +687,7 @@ mod tests {
         let nomem = ConnectionLost::Broken { errno: libc::ENOMEM };
         connection.stop().unwrap();
         set(|fake| fake.query = libc::ENOMEM);
-        assert_eq!(connection.in_flight(), Err(nomem));
+        assert_eq!(connection.in_flight_or_failed(), Err(nomem));
         assert_eq!(QUEUE_PAIR.get().state, IBV_QPS_ERR);
     }
 
@@ -705,13 +715,13 @@ mod tests {
         let connection = connection();
         connection.stop().unwrap();
         set(|fake| (fake.query, fake.to_error) = (libc::ENOMEM, libc::ENOMEM));
-        assert!(matches!(connection.in_flight(), Ok(Transfers { count: 1, .. })));
+        assert!(matches!(connection.in_flight_or_failed(), Ok(Transfers { count: 1, .. })));
         set(|fake| fake.to_error = libc::EIO);
-        assert!(connection.in_flight().is_err(), "its device is gone");
+        assert!(connection.in_flight_or_failed().is_err(), "its device is gone");
         let refusal = libc::ENOMEM;
         QUEUE_PAIR.set(Fake { state: IBV_QPS_RTS, query: 0, to_error: refusal, to_drain: refusal });
         connection.stop().unwrap();
-        assert!(matches!(connection.in_flight(), Ok(Transfers { count: 1, .. })));
+        assert!(matches!(connection.in_flight_or_failed(), Ok(Transfers { count: 1, .. })));
         // SAFETY: there is no memory.
         unsafe { connection.restart() }.unwrap();
         assert_eq!(QUEUE_PAIR.get().state, IBV_QPS_RTS);

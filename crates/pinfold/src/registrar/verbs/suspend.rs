@@ -74,7 +74,7 @@ unsafe impl Suspend for Verbs {
         connection: &Connection,
         _: AddressRange,
     ) -> Result<Transfers, ConnectionLost> {
-        connection.in_flight()
+        connection.in_flight_or_failed()
     }
 
     unsafe fn withdraw(
@@ -134,7 +134,7 @@ unsafe impl Suspend for OnDemand {
         connection: &Connection,
         _: AddressRange,
     ) -> Result<Transfers, ConnectionLost> {
-        connection.in_flight()
+        connection.in_flight_or_failed()
     }
 
     unsafe fn renew(
