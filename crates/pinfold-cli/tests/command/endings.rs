@@ -313,6 +313,9 @@ sys.exit(8)";
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
     command.args(["run", "--quiet", "--", "python3", "-c", script]);
     let output = command.env("TMPDIR", scratch.place("tmp")).output().unwrap();
+    if status(&output) == 9 {
+        return eprintln!("skipped: no program may be traced here");
+    }
     assert_eq!(status(&output), 7, "{output:?}");
 }
 
