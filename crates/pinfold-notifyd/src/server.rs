@@ -659,15 +659,21 @@ mod tests {
         }
     }
 
-    /// It has another's place in the queue of a socket that the service manager listened at.
-    #[test]
-    fn a_client_that_connected_before_the_helper_was_there_is_served() {
-        let mut server = server(ClientLimits::default());
+    /// A client that has asked, and has been served.
+    fn asks_for_a_view(server: &mut Server<Empty>) -> OwnedFd {
         let (here, there) = socket::pair().unwrap();
         server.welcome(here);
         let Some(ToClient::Hello(challenge)) = heard(&there) else { panic!("no hello") };
         socket::send(there.as_fd(), &ToHelper::Ask(challenge).encode(), &[]).unwrap();
-        serve_all(&mut server);
+        serve_all(server);
+        there
+    }
+
+    /// It has another's place in the queue of a socket that the service manager listened at.
+    #[test]
+    fn a_client_that_connected_before_the_helper_was_there_is_served() {
+        let mut server = server(ClientLimits::default());
+        let there = asks_for_a_view(&mut server);
         assert_eq!(heard(&there), Some(ToClient::Granted { descriptors: 0 }));
     }
 
@@ -687,14 +693,7 @@ mod tests {
         let groups = Groups::new("server");
         let mut server = server(ClientLimits::default());
         server.memory = groups.of_service();
-        let mut answer = || {
-            let (here, there) = socket::pair().unwrap();
-            server.welcome(here);
-            let Some(ToClient::Hello(challenge)) = heard(&there) else { panic!("no hello") };
-            socket::send(there.as_fd(), &ToHelper::Ask(challenge).encode(), &[]).unwrap();
-            serve_all(&mut server);
-            heard(&there)
-        };
+        let mut answer = || heard(&asks_for_a_view(&mut server));
         groups.use_up("slice", 701);
         assert_eq!(answer(), Some(ToClient::Refused(ViewRefusal::NoMemory)));
         groups.use_up("slice", 700);
@@ -705,11 +704,7 @@ mod tests {
     #[test]
     fn a_client_that_has_not_read_its_view_gives_it_back() {
         let mut server = server(ClientLimits::default());
-        let (here, there) = socket::pair().unwrap();
-        server.welcome(here);
-        let Some(ToClient::Hello(challenge)) = heard(&there) else { panic!("no hello") };
-        socket::send(there.as_fd(), &ToHelper::Ask(challenge).encode(), &[]).unwrap();
-        serve_all(&mut server);
+        let there = asks_for_a_view(&mut server);
         socket::send(there.as_fd(), &ToHelper::GiveBack.encode(), &[]).unwrap();
         drop(there);
         let keys = server.clients.keys();

@@ -80,7 +80,6 @@ use pinfold_kernel::{
     process::page_bytes,
     thread::spawn_scoped,
 };
-use std::collections::HashMap;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -308,7 +307,7 @@ impl IoUring {
         let Some(tags) = &self.tags else {
             self.ring.fill(slot, range, 0)?;
             // The kernel has replaced what was in it.
-            self.slots.uncleared().remove(&slot);
+            self.slots.forget_uncleared(slot);
             return Ok(());
         };
         let tag = tags.draw();
@@ -321,8 +320,7 @@ impl IoUring {
     fn clear(&self, slot: u16, range: AddressRange) -> Result<(), Errno> {
         let Some(tags) = &self.tags else {
             // A slot that was not emptied holds what it held until it is filled anew.
-            let note = |_: &Errno| _ = self.slots.uncleared().insert(slot, range);
-            return self.ring.clear(slot).inspect_err(note);
+            return self.ring.clear(slot).inspect_err(|_| self.slots.note_uncleared(slot, range));
         };
         // Before the call: the completion may be found while the call is still on its way back.
         let _ending = tags.begin_end(slot, range);
@@ -591,14 +589,23 @@ struct Slots {
     /// Guards the slots that could not be emptied, free or not, and the memory that they hold, for one look-up; never held
     /// across a system call. Taken with nothing else held, and nothing is taken under it. With tags there is none: their
     /// completions tell.
-    uncleared: Mutex<HashMap<u16, AddressRange>>,
+    uncleared: Mutex<Vec<(u16, AddressRange)>>,
+    /// Whether there are any, so that a slot is filled without the lock. A thread that fills one has it from the thread that could not
+    /// empty it, by way of the lock of those that are free or of the cache's own.
+    has_uncleared: AtomicBool,
 }
 
 impl Slots {
     fn new(range: Range<u32>) -> Self {
         // Lossless: a range ends at MAX_SLOTS at most.
         let free: Vec<u16> = range.clone().rev().filter_map(|s| u16::try_from(s).ok()).collect();
-        Self { range, capacity: free.len(), free: Mutex::new(free), uncleared: Mutex::default() }
+        Self {
+            range,
+            capacity: free.len(),
+            free: Mutex::new(free),
+            uncleared: Mutex::default(),
+            has_uncleared: AtomicBool::new(false),
+        }
     }
 
     fn take(&self) -> Option<u16> {
@@ -614,13 +621,29 @@ impl Slots {
     }
 
     /// Not in a forked child, where a thread that is not there may hold the lock.
-    fn uncleared(&self) -> MutexGuard<'_, HashMap<u16, AddressRange>> {
+    fn uncleared(&self) -> MutexGuard<'_, Vec<(u16, AddressRange)>> {
         self.uncleared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_uncleared(&self, slot: u16, range: AddressRange) {
+        let mut uncleared = self.uncleared();
+        uncleared.retain(|&(other, _)| other != slot);
+        uncleared.push((slot, range));
+        // Relaxed: the slot changes hands by a lock.
+        self.has_uncleared.store(true, Ordering::Relaxed);
+    }
+
+    /// The slot was filled anew.
+    fn forget_uncleared(&self, slot: u16) {
+        // Relaxed: as above.
+        if self.has_uncleared.load(Ordering::Relaxed) {
+            self.uncleared().retain(|&(other, _)| other != slot);
+        }
     }
 
     /// Whether none of those that could not be emptied holds memory of `range`.
     fn are_clear_of(&self, range: AddressRange) -> bool {
-        !self.uncleared().values().any(|held| held.overlaps(&range))
+        !self.uncleared().iter().any(|(_, held)| held.overlaps(&range))
     }
 }
 
