@@ -374,7 +374,11 @@ mod tests {
             why(Why::Forked, "forked child", "make a new monitor and cache"),
             of(overdue, "1000000 connections", "connect again, or allow more time"),
             cannot(Unsupported::Device, "the device", "end the leases"),
-            cannot(Unsupported::PeerMayWrite, "a peer", "have it agree to stop first"),
+            cannot(
+                Unsupported::PeerMayWrite { range: range() },
+                "a peer",
+                "have it agree to keep off",
+            ),
             cannot(Unsupported::Connection { index: MOST }, LIMIT, "end it first"),
             of(ConnectionLost::Gone, "connection", "connect again"),
             of(ConnectionLost::TimedOut, "retries", "suspend for a shorter time"),

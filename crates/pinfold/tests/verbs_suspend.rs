@@ -12,7 +12,7 @@
 
 mod registrar_support;
 
-use pinfold::handshake::{Answer, Heard, Idle, KeyChange, Owner, PeerStopped};
+use pinfold::handshake::{Answer, Consent, Heard, Idle, KeyChange, Owner, PeerStopped};
 use pinfold::monitor::Userfaultfd;
 use pinfold::rearrange::{HugePageWay, defragment_in_steps};
 use pinfold::registrar::verbs::ffi::{self, ibv_qp, ibv_send_wr, ibv_wc};
@@ -580,23 +580,55 @@ fn a_peer_that_did_not_agree_makes_it_unsupported_and_goes_on() {
     let (asking, _ignored) = owner_side.ask(memory.range(), Duration::ZERO, now);
     assert!(asking.is_overdue(cache.registrar().now()), "in the open, not for ever");
     let _taken_back = asking.cancel();
+    let may_write = Unsupported::PeerMayWrite { range: memory.range() };
     let not = cache.suspend(memory.range(), vec![owner.clone()], vec![lease], TERMS).unwrap_err();
-    assert_eq!(not.why, Why::Unsupported(Unsupported::PeerMayWrite));
+    assert_eq!(not.why, Why::Unsupported(may_write));
     let not = cache.suspend(memory.range(), Vec::new(), Vec::new(), TERMS).unwrap_err();
-    assert_eq!(not.why, Why::Unsupported(Unsupported::PeerMayWrite), "no peer agreed");
-    // An agreement that is over, or about something else, is none.
-    let (asking, request) = owner_side.ask(memory.range(), TERMS.deadline, now);
-    let Ok(Heard::Asked(asked)) = Idle::default().hear(&request, now) else { panic!() };
-    let (_stopped, agreed) = asked.agree();
-    let Ok(Answer::Agreed(consent)) = asking.hear(&agreed) else { panic!() };
+    assert_eq!(not.why, Why::Unsupported(may_write), "no peer agreed");
+    // An agreement that is over is none.
+    let consent = consent(&mut owner_side, memory.range(), now);
     // SAFETY: nothing is moved, and the peer writes nothing.
     let agreed = unsafe { owner.agreed(&consent) };
     let registrar = cache.registrar();
     assert_eq!(registrar.can_suspend(memory.range(), std::slice::from_ref(&agreed)), Ok(()));
     drop(consent);
     let over = registrar.can_suspend(memory.range(), &[agreed]);
-    assert_eq!(over, Err(Unsupported::PeerMayWrite));
+    assert_eq!(over, Err(may_write));
     assert_eq!(cache.suspension_statistics().resumed, 0);
+}
+
+#[test]
+fn a_peer_that_keeps_off_less_than_the_registrations_that_change_did_not_agree() {
+    let Some(domain) = stopping_domain() else { return };
+    let (cache, memory, far) = (cache(&domain), Memory::new(4 * PAGE), Far::new(&domain, PAGE));
+    let lease = get(&cache, memory.range(), Access::REMOTE_WRITE);
+    let owner = lend(&domain, far.loopback.receiver());
+    let part = AddressRange::new(memory.range().start() + PAGE, PAGE).unwrap();
+    let mut owner_side = Owner::default();
+    let now = cache.registrar().now();
+    let consent_to_part = consent(&mut owner_side, part, now);
+    // SAFETY: nothing is moved, and the peer writes nothing.
+    let by_part = unsafe { owner.agreed(&consent_to_part) };
+    // The key is over for all that is registered by it, so a peer that uses it beside the part breaks its connection.
+    let not = cache.suspend(part, vec![by_part], vec![lease], TERMS).unwrap_err();
+    let range = memory.range();
+    assert_eq!(not.why, Why::Unsupported(Unsupported::PeerMayWrite { range }));
+    // What is named, once agreed on, is enough.
+    let whole = consent(&mut owner_side, range, now);
+    // SAFETY: as above.
+    let by_whole = unsafe { owner.agreed(&whole) };
+    let leases = not.leases.into_iter().map(Result::unwrap).collect();
+    let resumed = cache.suspend(part, vec![by_whole], leases, TERMS).unwrap().resume().unwrap();
+    assert_eq!((resumed.leases.len(), resumed.lost.len()), (1, 0));
+}
+
+/// The word of a peer that it keeps off `range`.
+fn consent(owner: &mut Owner, range: AddressRange, now: Duration) -> Consent {
+    let (asking, request) = owner.ask(range, TERMS.deadline, now);
+    let Ok(Heard::Asked(asked)) = Idle::default().hear(&request, now) else { panic!() };
+    let (_stopped, agreed) = asked.agree();
+    let Ok(Answer::Agreed(consent)) = asking.hear(&agreed) else { panic!() };
+    consent
 }
 
 // --- the device ---------------------------------------------------------------------------------

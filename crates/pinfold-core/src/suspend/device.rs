@@ -193,8 +193,11 @@ pub struct Transfers {
 pub enum Unsupported {
     /// It has no way to stop anything.
     Device,
-    /// Peers of a connection may write at any time, and this one has not agreed to stop.
-    PeerMayWrite,
+    /// The peer of a connection may write at any time, and has not agreed to keep off.
+    PeerMayWrite {
+        /// What it must keep off: what is to be suspended, and all of each registration whose key is over with that.
+        range: AddressRange,
+    },
     /// The connection is of a kind, or in a state, that cannot be stopped.
     Connection {
         /// Which, by its place in the list.
@@ -213,8 +216,8 @@ impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Device => f.write_str("the device does not know how to stop: end the leases"),
-            Self::PeerMayWrite => {
-                f.write_str("a peer may write at any time: have it agree to stop first")
+            Self::PeerMayWrite { range } => {
+                write!(f, "a peer may write at any time: have it agree to keep off {range} first")
             }
             Self::Connection { index } => {
                 write!(f, "connection {index} of the list cannot be stopped as it is: end it first")

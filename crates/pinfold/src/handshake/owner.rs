@@ -15,8 +15,13 @@ pub struct Owner {
 
 impl Owner {
     /// Asks the peer to keep off `range` for `allowed` from `now` on, by the registrar's clock
-    /// ([`Suspend::now`](pinfold_core::Suspend::now)): with that a suspension compares how long the consent
-    /// holds. The bytes are for the peer.
+    /// ([`Suspend::now`](pinfold_core::Suspend::now)). The bytes are for the peer.
+    ///
+    /// `range` is the whole registrations whose keys change with the suspension
+    /// ([`Lease::registered`](pinfold_core::Lease::registered)):
+    /// [`Unsupported::PeerMayWrite`](pinfold_core::Unsupported::PeerMayWrite) names it. A suspension
+    /// looks at the time where it begins, and not again: the peer ends the connection when its own is over, so
+    /// `allowed` is longer than the [deadline](pinfold_core::SuspensionTerms::deadline).
     pub fn ask(
         &mut self,
         range: AddressRange,

@@ -415,14 +415,14 @@ impl Connection {
         }
     }
 
-    /// Whether it is a connection of `domain` that can be stopped as it is, and keeps its peer from
-    /// `range`, of which something is `exposed` to peers.
+    /// Whether it is a connection of `domain` that can be stopped as it is, and its peer keeps off what is `exposed` to
+    /// peers, if anything is.
     pub(super) fn can_stop(
         &self,
         index: usize,
         domain: &Domain,
-        exposed: bool,
-        (range, now): (AddressRange, Duration),
+        exposed: Option<AddressRange>,
+        now: Duration,
     ) -> Result<(), Unsupported> {
         let unfit = Unsupported::Connection { index };
         if self.lent.domain.as_ptr() != domain.as_ptr() {
@@ -433,11 +433,11 @@ impl Connection {
         if !matches!(status.state, IBV_QPS_RTS | IBV_QPS_SQD) {
             return Err(unfit);
         }
-        let agreed = self.agreement.as_ref().is_some_and(|it| it.covers(range, now));
-        if exposed && status.grants_remote && !agreed {
-            return Err(Unsupported::PeerMayWrite);
+        let keeps_off = |range| self.agreement.as_ref().is_some_and(|it| it.covers(range, now));
+        match exposed.filter(|&range| status.grants_remote && !keeps_off(range)) {
+            Some(range) => Err(Unsupported::PeerMayWrite { range }),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 

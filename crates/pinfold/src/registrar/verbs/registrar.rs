@@ -200,10 +200,16 @@ impl Verbs {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a peer that knows a key, of a region or of a memory window, may touch something of `range`. Looks at every region. Not in a
-    /// forked child, where another thread of the parent's may have held the lock.
-    pub(super) fn is_exposed(&self, range: AddressRange) -> bool {
-        self.held().live.values().any(|it| it.exposed && it.touches(range))
+    /// The regions that have something of `range` and that a peer may touch which knows a key, theirs or a memory
+    /// window's, and `range`, as one; `None` if there are none. Looks at every region. Not in a forked child, where
+    /// another thread of the parent's may have held the lock.
+    pub(super) fn exposed_around(&self, range: AddressRange) -> Option<AddressRange> {
+        let held = self.held();
+        let exposed = held.live.values().filter(|it| it.exposed).filter_map(|it| it.range);
+        exposed.filter(|it| it.overlaps(&range)).fold(None, |all: Option<AddressRange>, it| {
+            let all = all.unwrap_or(range);
+            AddressRange::between(all.start().min(it.start()), all.end().max(it.end()))
+        })
     }
 
     /// Whether something of `range` was to be deregistered, and is still registered. What has no holder

@@ -14,21 +14,19 @@ use pinfold_core::{
     Transfers, Unsupported,
 };
 
+/// Whether the connections can be stopped, and their peers keep off what they may touch: what is `exposed`, if anything
+/// is.
 fn can_stop(
     verbs: &Verbs,
-    range: AddressRange,
+    exposed: Option<AddressRange>,
     connections: &[Connection],
 ) -> Result<(), Unsupported> {
-    if verbs.forked() {
-        return Err(Unsupported::Device);
+    if let Some(range) = exposed.filter(|_| connections.is_empty()) {
+        return Err(Unsupported::PeerMayWrite { range });
     }
-    let exposed = verbs.is_exposed(range);
-    if exposed && connections.is_empty() {
-        return Err(Unsupported::PeerMayWrite);
-    }
-    let about = (range, verbs.now());
+    let now = verbs.now();
     for (index, connection) in connections.iter().enumerate() {
-        connection.can_stop(index, verbs.domain(), exposed, about)?;
+        connection.can_stop(index, verbs.domain(), exposed, now)?;
     }
     if connections.is_empty() { Ok(()) } else { stops_queue_pairs(verbs) }
 }
@@ -62,7 +60,12 @@ unsafe impl Suspend for Verbs {
         range: AddressRange,
         connections: &[Connection],
     ) -> Result<(), Unsupported> {
-        can_stop(self, range, connections)
+        if self.forked() {
+            return Err(Unsupported::Device);
+        }
+        // Whole registrations lose their keys, so a peer that keeps off no more than the range would break its
+        // connection.
+        can_stop(self, self.exposed_around(range), connections)
     }
 
     fn stop(&self, connection: &Connection) -> Result<(), ConnectionLost> {
@@ -122,7 +125,11 @@ unsafe impl Suspend for OnDemand {
         range: AddressRange,
         connections: &[Connection],
     ) -> Result<(), Unsupported> {
-        can_stop(self.verbs(), range, connections)
+        if self.verbs().forked() {
+            return Err(Unsupported::Device);
+        }
+        // The keys stay, so what lies around the range may be touched.
+        can_stop(self.verbs(), self.verbs().exposed_around(range).map(|_| range), connections)
     }
 
     fn stop(&self, connection: &Connection) -> Result<(), ConnectionLost> {
