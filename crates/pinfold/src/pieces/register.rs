@@ -10,7 +10,7 @@
 use super::serve::{Parts, Server};
 use super::{DoesNotFit, Options, Plan, Progress};
 use crate::{Access, AddressRange, Cache, GetError, Lease, Monitor, Registrar};
-use pinfold_core::foreign;
+use pinfold_core::foreign::{self, Panicked};
 use pinfold_kernel::thread::with_helpers;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -118,6 +118,10 @@ impl<R: Registrar, M: Monitor> fmt::Display for Incomplete<'_, R, M> {
 ///
 /// [`RegisterAllError`].
 ///
+/// # Panics
+///
+/// If the registrar or the monitor does, on whichever thread; what is registered then stays cached.
+///
 /// # Safety
 ///
 /// As [`Cache::get`], for the whole range, until the last lease ends.
@@ -144,6 +148,9 @@ pub unsafe fn register_all<'c, R: Registrar, M: Monitor>(
 
 type Outcome<'c, R, M> = (usize, Result<Parts<'c, R, M>, GetError>);
 
+/// What the threads that help have registered, and the first panic of theirs.
+type Helped<'c, R, M> = (Vec<Outcome<'c, R, M>>, Option<Panicked>);
+
 /// The pieces that threads take turns to register.
 struct Work<'c, 'p, R: Registrar, M: Monitor> {
     plan: Plan,
@@ -158,28 +165,44 @@ impl<'c, R: Registrar, M: Monitor> Work<'c, '_, R, M> {
         // What is cached needs no thread.
         let mut outcomes = self.find_cached();
         let left = self.plan.pieces().saturating_sub(outcomes.len());
-        let helped = Mutex::new(Vec::new());
-        // A registrar that panicked has nothing to add: its piece counts as not tried.
-        let help = || {
-            if let Ok(theirs) = foreign::call(|| self.register())
-                && !self.server.is_forked()
-            {
-                helped.lock().unwrap_or_else(PoisonError::into_inner).extend(theirs);
-            }
-        };
+        let helped = Mutex::new((Vec::new(), None));
+        let help = || self.help(&helped);
         let helpers = threads.min(left).saturating_sub(1);
         let is_child = || self.server.is_forked();
-        let own = |_| foreign::call(|| self.register());
+        let own = |_| self.register_until_panic();
         // SAFETY: the monitor's answer, of which it promises that.
         let own = unsafe { with_helpers("pinfold-register", helpers, is_child, help, own) };
-        if self.server.is_forked() {
+        let panicked = if self.server.is_forked() {
             // A thread that is not there may be in the midst of it.
             std::mem::forget(helped);
+            None
         } else {
-            outcomes.extend(helped.into_inner().unwrap_or_else(PoisonError::into_inner));
-        }
+            let (theirs, panicked) = helped.into_inner().unwrap_or_else(PoisonError::into_inner);
+            outcomes.extend(theirs);
+            panicked
+        };
         outcomes.extend(own.unwrap_or_else(|panicked| panicked.resume()));
-        outcomes
+        panicked.map_or(outcomes, |panicked| panicked.resume())
+    }
+
+    fn help(&self, helped: &Mutex<Helped<'c, R, M>>) {
+        let theirs = self.register_until_panic();
+        if self.server.is_forked() {
+            return;
+        }
+        let mut helped = helped.lock().unwrap_or_else(PoisonError::into_inner);
+        match theirs {
+            Ok(theirs) => helped.0.extend(theirs),
+            Err(panicked) => {
+                helped.1.get_or_insert(panicked);
+            }
+        }
+    }
+
+    fn register_until_panic(&self) -> Result<Vec<Outcome<'c, R, M>>, Panicked> {
+        // Relaxed: as in `register`.
+        let stop = |_: &_| self.next.store(self.plan.pieces(), Ordering::Relaxed);
+        foreign::call(|| self.register()).inspect_err(stop)
     }
 
     /// The pieces from the first on that are cached.
