@@ -319,8 +319,13 @@ impl IoUring {
     /// Empties a slot that may hold a registration of `range`.
     fn clear(&self, slot: u16, range: AddressRange) -> Result<(), Errno> {
         let Some(tags) = &self.tags else {
-            // A slot that was not emptied holds what it held until it is filled anew.
-            return self.ring.clear(slot).inspect_err(|_| self.slots.note_uncleared(slot, range));
+            // A slot that was not emptied holds what it held until it is filled anew, or emptied by another try.
+            let cleared = self.ring.clear(slot);
+            match cleared {
+                Ok(()) => self.slots.forget_uncleared(slot),
+                Err(_) => self.slots.note_uncleared(slot, range),
+            }
+            return cleared;
         };
         // Before the call: the completion may be found while the call is still on its way back.
         let _ending = tags.begin_end(slot, range);
@@ -633,7 +638,7 @@ impl Slots {
         self.has_uncleared.store(true, Ordering::Relaxed);
     }
 
-    /// The slot was filled anew.
+    /// The slot was filled anew, or emptied.
     fn forget_uncleared(&self, slot: u16) {
         // Relaxed: as above.
         if self.has_uncleared.load(Ordering::Relaxed) {
@@ -806,6 +811,14 @@ mod tests {
             let last = registrar.register(range, Access::READ_WRITE).unwrap();
             registrar.deregister(last, range).unwrap();
             assert!(last == index && registrar.quiet(range));
+            // One that is refused once may go the next time.
+            let refused_once = registrar.register(range, Access::READ_WRITE).unwrap();
+            lead_to(&other);
+            registrar.withdraw(refused_once, range).unwrap_err();
+            assert!(!registrar.quiet(range));
+            lead_to(&ring);
+            registrar.deregister(refused_once, range).unwrap();
+            assert!(registrar.quiet(range), "the slot is empty");
         }
     }
 

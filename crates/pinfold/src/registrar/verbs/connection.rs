@@ -175,7 +175,8 @@ impl Connection {
     /// `queue_pair` was made by the library of `domain`, and is destroyed, if at all, after
     /// [`take_back`](Self::take_back) returned or after this and all its clones are gone. It is lent
     /// once: other connections of it are clones of this. No other code moves it out of or into `RTS` and
-    /// `SQD` while it is stopped.
+    /// `SQD` while it is stopped. One that broke where more than one cache had stopped it is made ready again when the
+    /// suspensions of all of them are over: an earlier one's [`restart`](Self::restart) would end a later one's stop.
     pub unsafe fn lent(domain: Arc<Domain>, queue_pair: NonNull<ibv_qp>) -> Self {
         // SAFETY: the caller's promise.
         let number = unsafe { (*queue_pair.as_ptr()).qp_num };
