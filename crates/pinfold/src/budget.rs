@@ -67,6 +67,6 @@ pub use ledger::Terms;
 pub(crate) use memory::is_reserved;
 pub use pinfold_core::{Account, Amount, Lender, Recalls, Refusal};
 pub use reservation::{Reservation, Reserve, ReserveError, Reserved};
-pub(crate) use share::ShareAccount;
 pub use share::{Budget, BudgetError, BudgetWatch, Drawn, Share};
+pub(crate) use share::{DeviceRequest, ShareAccount};
 pub use watermark::{BudgetNotice, Watermark, WatermarkEvent};

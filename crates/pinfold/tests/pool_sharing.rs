@@ -12,7 +12,9 @@
 mod registrar_support;
 
 use io_uring::{opcode, types};
-use pinfold::budget::{Amount, Budget, Share, Terms, Watermark};
+use pinfold::budget::{
+    Amount, Budget, BudgetNotice, BudgetWatch, Kind, Lender, Recalls, Share, Terms, Watermark,
+};
 use pinfold::limits::Limits;
 use pinfold::monitor::Userfaultfd;
 use pinfold::pool::{
@@ -1170,4 +1172,242 @@ fn a_thread_that_waits_for_room_in_the_device_notices_what_another_pool_gives_ba
     });
     // Its last try would have had it.
     assert!(began.elapsed() < PATIENCE);
+}
+
+// --- what the device refuses although the budget grants it ---------------------------------------
+
+/// A device that bounds what it pins, and how many registrations it has, for all that use it.
+#[derive(Clone, Default)]
+struct Bounded(Arc<Bounds>);
+
+struct Bounds {
+    bytes: AtomicUsize,
+    regions: AtomicUsize,
+    max_bytes: AtomicUsize,
+    max_regions: AtomicUsize,
+    /// Whether its refusals say how much it takes at most.
+    says_limit: AtomicBool,
+    tries: AtomicUsize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        let zero = || AtomicUsize::new(0);
+        let most = || AtomicUsize::new(usize::MAX);
+        Self {
+            bytes: zero(),
+            regions: zero(),
+            max_bytes: most(),
+            max_regions: most(),
+            says_limit: AtomicBool::new(false),
+            tries: zero(),
+        }
+    }
+}
+
+impl Bounded {
+    fn of_bytes(max_bytes: usize) -> Self {
+        let device = Self::default();
+        device.0.max_bytes.store(max_bytes, SeqCst);
+        device
+    }
+
+    fn of_regions(max_regions: usize) -> Self {
+        let device = Self::default();
+        device.0.max_regions.store(max_regions, SeqCst);
+        device
+    }
+
+    fn held(&self) -> (usize, usize) {
+        (self.0.bytes.load(SeqCst), self.0.regions.load(SeqCst))
+    }
+
+    fn tries(&self) -> usize {
+        self.0.tries.load(SeqCst)
+    }
+}
+
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Bounded {
+    type Handle = ();
+
+    fn limits(&self) -> RegistrarLimits {
+        Slow::default().limits()
+    }
+
+    unsafe fn register(&self, range: AddressRange, _: Access) -> Result<(), RegisterError> {
+        let Bounds { bytes, regions, max_bytes, max_regions, says_limit, tries } = &*self.0;
+        tries.fetch_add(1, SeqCst);
+        let capacity = max_regions.load(SeqCst);
+        let taken =
+            regions.fetch_update(SeqCst, SeqCst, |it| Some(it + 1).filter(|&it| it <= capacity));
+        taken.map_err(|_| RegisterError::TableFull { capacity })?;
+        let limit = max_bytes.load(SeqCst);
+        let pinned = bytes
+            .fetch_update(SeqCst, SeqCst, |it| Some(it + range.len()).filter(|&it| it <= limit));
+        pinned.map(drop).map_err(|_| {
+            regions.fetch_sub(1, SeqCst);
+            let limit_bytes = says_limit.load(SeqCst).then_some(limit as u64);
+            RegisterError::PinnedMemoryLimit { limit_bytes, errno: libc::ENOMEM }
+        })
+    }
+
+    unsafe fn deregister(&self, (): (), range: AddressRange) -> Result<(), DeregisterError> {
+        self.0.bytes.fetch_sub(range.len(), SeqCst);
+        self.0.regions.fetch_sub(1, SeqCst);
+        Ok(())
+    }
+}
+
+/// A pool of the budget that keeps so many slabs of a mebibyte, all of them empty.
+fn idle_pool<R: Registrar>(budget: &Budget, device: R, slabs: usize) -> Pool<R> {
+    let pool = Pool::within(share(budget), device, lending()).unwrap();
+    drop((0..slabs).map(|_| pool.get(MIB).unwrap()).collect::<Vec<_>>());
+    assert_eq!(pool.statistics().registered_bytes, slabs * MIB);
+    pool
+}
+
+/// How often the budget's listeners have been notified of a refusal.
+fn refusals_of(budget: &Budget) -> (BudgetWatch, Arc<AtomicUsize>) {
+    let counted = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&counted);
+    let watch = budget.watch(Watermark::Percent(100), move |event| {
+        counts.fetch_add(usize::from(event.notice == BudgetNotice::Refused), SeqCst);
+    });
+    (watch, counted)
+}
+
+/// The budget has room for both, so it refuses neither. What is idle elsewhere in it goes for a slab that the device
+/// refuses, as it does for a cache, as far as it is due to the pool.
+#[test]
+fn a_slab_that_the_device_refuses_gets_what_other_pools_leave_idle() {
+    for device in [Bounded::of_bytes(8 * MIB), Bounded::of_regions(8)] {
+        let budget = budget(64 * MIB);
+        let idle = idle_pool(&budget, device.clone(), 8);
+        let (_watch, refusals) = refusals_of(&budget);
+        let marks = Arc::new(AtomicUsize::new(0));
+        let counts = Arc::clone(&marks);
+        let _reached = budget.watch(Watermark::Bytes(8 * MIB), move |event| {
+            counts.fetch_add(usize::from(event.notice != BudgetNotice::Refused), SeqCst);
+        });
+        let pool = Pool::within(share(&budget), device.clone(), lending()).unwrap();
+        let mut held: Vec<_> = (0..4).map(|_| pool.get(MIB).unwrap()).collect();
+        assert_eq!(idle.statistics().registered_bytes, 4 * MIB, "no more than was missing");
+        assert_eq!((device.held(), budget.held().bytes), ((8 * MIB, 8), 8 * MIB));
+        assert_eq!(refusals.load(SeqCst), 4, "the program is notified");
+        // When it began. While a pool grows no listener is called: it may wait for a thread that waits for the slab.
+        assert_eq!(marks.load(SeqCst), 1);
+        // Once in vain and once with success.
+        assert_eq!(device.tries(), 16);
+        let refused = pool.get(MIB).unwrap_err();
+        assert!(matches!(refused, AllocateError::Register(_)), "more than its due: {refused}");
+        assert_eq!(idle.statistics().registered_bytes, 4 * MIB);
+        held.clear();
+        assert!(pool.get(MIB).is_ok());
+    }
+}
+
+/// The budget follows the limit, as it does when a registration of a cache is refused.
+#[test]
+fn a_slab_that_is_refused_finds_a_limit_that_was_lowered() {
+    let root = std::env::temp_dir().join(format!("pinfold-pool-limit-{}", std::process::id()));
+    std::fs::create_dir_all(root.join("proc/self")).unwrap();
+    let limit = |bytes: usize| {
+        let text = format!("Max locked memory {bytes} {bytes} bytes\n");
+        std::fs::write(root.join("proc/self/limits"), text).unwrap();
+    };
+    limit(64 * MIB);
+    let device = Bounded::of_bytes(8 * MIB);
+    let budget = Budget::discover_below(&root, Kind::Mlock, device.limits()).unwrap();
+    let pool = Pool::within(share(&budget), device, lending()).unwrap();
+    limit(8 * MIB);
+    let held: Vec<_> = std::iter::from_fn(|| pool.get(MIB).ok()).collect();
+    assert_eq!((held.len(), budget.total().bytes), (8, 8 * MIB));
+    let refused = pool.get(MIB).unwrap_err();
+    assert!(matches!(refused, AllocateError::Denied { .. }), "{refused}");
+    std::fs::remove_dir_all(root).unwrap();
+}
+
+/// What a cache of the budget leaves idle goes as well: what it has cached and does not use.
+#[test]
+fn a_slab_that_the_device_refuses_gets_what_a_cache_leaves_idle() {
+    let monitor = Userfaultfd::shared().map_err(|why| eprintln!("skipped: {why}"));
+    let Ok(monitor) = monitor else { return };
+    let (budget, device) = (budget(64 * MIB), Bounded::of_bytes(8 * MIB));
+    let cache =
+        pinfold::cache_within(share(&budget), device.clone(), monitor, Config::keeping_all());
+    let (cache, memory) = (cache.unwrap(), [(); 8].map(|()| Memory::new(MIB)));
+    for memory in &memory {
+        let range = memory.range();
+        let start = std::ptr::with_exposed_provenance(range.start());
+        // SAFETY: the test's own memory; no device uses it.
+        drop(unsafe { cache.get(start, range.len(), Access::READ) }.unwrap());
+    }
+    assert_eq!(device.held(), (8 * MIB, 8));
+    let pool = Pool::within(share(&budget), device, lending()).unwrap();
+    let held: Vec<_> = std::iter::from_fn(|| pool.get(MIB).ok()).collect();
+    assert_eq!((held.len(), cache.statistics().pinned_bytes), (4, 4 << 20));
+}
+
+/// A thread that waits for a slab asks others as one does that does not wait.
+#[test]
+fn a_slab_that_the_device_refuses_to_a_thread_that_waits_gets_what_becomes_idle() {
+    let (budget, device) = (budget(64 * MIB), Bounded::of_bytes(4 * MIB));
+    let other = Pool::within(share(&budget), device.clone(), lending()).unwrap();
+    let pool = Pool::within(share(&budget), device.clone(), lending()).unwrap();
+    let mut held: Vec<_> = (0..4).map(|_| other.get(MIB).unwrap()).collect();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            let when = WhenExhausted::GrowOrWait(Duration::from_secs(2));
+            pool.request(MIB).when_exhausted(when).get().map(drop)
+        });
+        let sleeps = || pool.statistics().waiting == 1 && pool.statistics().refused >= 2;
+        until(|| sleeps() || waits.is_finished());
+        held.clear();
+        // Its last try, when its patience is over: an empty slab is the other pool's own until it is asked for.
+        assert_eq!(waits.join().unwrap(), Ok(()));
+    });
+}
+
+/// What no room would be enough for is not asked for.
+#[test]
+fn a_slab_that_the_device_can_never_take_evicts_nothing() {
+    let never_taken = [Bounded::of_bytes(4 * MIB), Bounded::of_regions(0)];
+    never_taken[0].0.says_limit.store(true, SeqCst);
+    for device in never_taken {
+        let budget = budget(64 * MIB);
+        let idle = idle_pool(&budget, Slow::default(), 32);
+        let (_watch, refusals) = refusals_of(&budget);
+        let pool = Pool::within(share(&budget), device.clone(), lending()).unwrap();
+        let refused = pool.get(5 * MIB).unwrap_err();
+        assert!(matches!(refused, AllocateError::Register(_)), "{refused}");
+        assert!(device.tries() > 0 && refusals.load(SeqCst) == 1, "the budget hears of it");
+        assert_eq!(idle.statistics().registered_bytes, 32 * MIB);
+    }
+}
+
+/// Says that it has given something, and has nothing.
+#[derive(Default)]
+struct Boaster(AtomicUsize);
+
+impl Lender for Boaster {
+    fn give_back(&self, _: Amount) -> bool {
+        // An end, for code that would believe it for ever.
+        self.0.fetch_add(1, SeqCst) < 3 * Recalls::MOST
+    }
+}
+
+#[test]
+fn a_slab_that_the_device_refuses_is_tried_so_often_and_no_more() {
+    let (budget, device) = (budget(64 * MIB), Bounded::of_bytes(0));
+    let (other, boaster) = (share(&budget), Arc::new(Boaster::default()));
+    let lender: Weak<dyn Lender> = Arc::<Boaster>::downgrade(&boaster);
+    other.attach(lender);
+    let drawn = other.draw(Amount { bytes: 16 * MIB, regions: 16 }).unwrap();
+    let config = PoolConfig { first_slab_bytes: 64 * KIB, max_slab_bytes: 64 * KIB, ..lending() };
+    let pool = Pool::within(share(&budget), device.clone(), config).unwrap();
+    assert!(matches!(pool.get(64 * KIB), Err(AllocateError::Register(_))));
+    assert_eq!(boaster.0.load(SeqCst), Recalls::MOST);
+    assert_eq!(device.tries(), 1 + Recalls::MOST);
+    drop(drawn);
 }

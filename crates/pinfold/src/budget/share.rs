@@ -748,6 +748,30 @@ pub(crate) struct ShareAccount {
     number: u64,
 }
 
+/// What a device has refused to register.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceRequest {
+    /// All of it that one device would pin at the same time: one slab, or all buffers of a reservation.
+    pub(crate) whole: Amount,
+    /// What is missing of it, as the budget counts.
+    pub(crate) missing: Amount,
+}
+
+impl DeviceRequest {
+    /// Whether the limit that was met is one that the whole keeps, if nothing else were registered.
+    fn can_be_taken(self, met: RegisterError) -> bool {
+        let Amount { bytes, regions } = self.whole;
+        match met {
+            RegisterError::PinnedMemoryLimit { limit_bytes: Some(limit), .. } => {
+                bytes as u64 <= limit
+            }
+            RegisterError::TableFull { capacity } => regions <= capacity,
+            RegisterError::RegionLimit { device_max, .. } => regions <= device_max,
+            _ => true,
+        }
+    }
+}
+
 /// What draws by [`Share::draw`], and what was attached by [`Share::attach`].
 const PROGRAM: u64 = 0;
 
@@ -786,6 +810,32 @@ impl ShareAccount {
         let number = self.number;
         self.answered(amount, |ledger, drawer, amount| {
             ledger.take_or_await(User { drawer, number }, amount)
+        })
+    }
+
+    /// As [`refused`](Account::refused), which a cache calls, for a slab or a reservation. True if another drawer gave
+    /// something back for what is missing, which this one does not hold meanwhile. None is asked for what the device
+    /// can never take. No listener is called: the caller settles.
+    pub(crate) fn make_room_on_device(&self, error: RegisterError, request: DeviceRequest) -> bool {
+        let _quiet = Quiet::begin();
+        self.note_refused();
+        request.can_be_taken(error) && self.recall_on_device(error, request.missing)
+    }
+
+    /// The limits are looked up again; where they are as they were, listeners are due to be notified.
+    fn note_refused(&self) {
+        if !self.share.inner().recheck(Rings::WhenOld) && !TELLING.get() {
+            self.share.inner().changed(|state| state.marks.note_refusal());
+        }
+    }
+
+    /// What the device took is all there is, for now.
+    fn recall_on_device(&self, error: RegisterError, missing: Amount) -> bool {
+        self.share.recall_of(missing, |ledger| match error {
+            RegisterError::PinnedMemoryLimit { .. } => {
+                ledger.total().min(Amount { bytes: ledger.held().bytes, regions: usize::MAX })
+            }
+            _ => ledger.total().min(Amount { regions: ledger.held().regions, bytes: usize::MAX }),
         })
     }
 
@@ -855,16 +905,8 @@ impl Account for ShareAccount {
     }
 
     fn refused(&self, error: RegisterError, missing: Amount) -> bool {
-        if !self.share.inner().recheck(Rings::WhenOld) && !TELLING.get() {
-            self.share.inner().changed(|state| state.marks.note_refusal());
-        }
-        // What the device took is all there is, for now.
-        self.share.recall_of(missing, |ledger| match error {
-            RegisterError::PinnedMemoryLimit { .. } => {
-                ledger.total().min(Amount { bytes: ledger.held().bytes, regions: usize::MAX })
-            }
-            _ => ledger.total().min(Amount { regions: ledger.held().regions, bytes: usize::MAX }),
-        })
+        self.note_refused();
+        self.recall_on_device(error, missing)
     }
 
     fn settle(&self) {

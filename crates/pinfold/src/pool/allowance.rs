@@ -1,12 +1,15 @@
 //! The seam to a budget that several pools and caches share.
 
-use crate::budget::ShareAccount;
+use crate::budget::{DeviceRequest, ShareAccount};
 use pinfold_core::foreign::ForeignPart;
-use pinfold_core::{Account, Amount, Exhausted, Lender, Limit};
+use pinfold_core::{Account, Amount, Exhausted, Lender, Limit, RegisterError};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
 /// Says how many bytes a pool may pin besides its own [`max_bytes`](super::PoolConfig::max_bytes).
+///
+/// It is not told what a device refuses although it was granted, except that the grant comes back unused; a
+/// [share](super::Pool::within) is.
 ///
 /// Asked before a slab is mapped, on whatever thread needs one, with none of the pool's locks held;
 /// told when a slab has been given back. Other threads that need a slab wait meanwhile. Every grant is given back exactly once, unless the
@@ -69,45 +72,76 @@ impl Allowance for Unshared {
     fn give_back(&self, _: usize) {}
 }
 
+/// What a pool asks before it pins.
+#[derive(Debug)]
+pub(super) enum Granter {
+    /// The pool's own limit alone, or a budget of the program's own, which hears of no refusal of a device.
+    Program(ForeignPart<Arc<dyn Allowance>>),
+    /// A budget of this library.
+    Share(ForeignPart<ShareAccount>),
+}
+
+impl Granter {
+    fn allowance(&self) -> &dyn Allowance {
+        match self {
+            Self::Program(allowance) => &***allowance,
+            Self::Share(account) => &**account,
+        }
+    }
+}
+
 /// What is granted for a slab, which each of its devices pins.
 #[derive(Debug)]
 pub(super) struct ForEachPin {
-    allowance: ForeignPart<Arc<dyn Allowance>>,
+    granter: Granter,
     pins: usize,
 }
 
 impl ForEachPin {
-    pub(super) fn new(allowance: ForeignPart<Arc<dyn Allowance>>, pins: usize) -> Self {
-        Self { allowance, pins }
+    pub(super) fn new(granter: Granter, pins: usize) -> Self {
+        Self { granter, pins }
     }
 
     pub(super) fn grant(&self, bytes: usize) -> Result<(), Denied> {
-        let granted = self.allowance.grant(bytes.saturating_mul(self.pins));
+        let granted = self.granter.allowance().grant(bytes.saturating_mul(self.pins));
         granted.map_err(|denied| Denied { available: denied.available / self.pins.max(1) })
     }
 
     pub(super) fn give_back(&self, bytes: usize) {
-        self.allowance.give_back(bytes.saturating_mul(self.pins));
+        self.granter.allowance().give_back(bytes.saturating_mul(self.pins));
     }
 
     pub(super) fn give_back_unused(&self, bytes: usize) {
-        self.allowance.give_back_unused(bytes.saturating_mul(self.pins));
+        self.granter.allowance().give_back_unused(bytes.saturating_mul(self.pins));
+    }
+
+    /// A device has refused a slab of `bytes` whose grant came back. True if another drawer of the budget gave something
+    /// back, so that trying again makes sense.
+    pub(super) fn make_room_on_device(&self, error: RegisterError, bytes: usize) -> bool {
+        match &self.granter {
+            Granter::Program(_) => false,
+            Granter::Share(account) => {
+                let missing = Amount::one(bytes.saturating_mul(self.pins));
+                let request = DeviceRequest { whole: Amount::one(bytes), missing };
+                account.make_room_on_device(error, request)
+            }
+        }
     }
 
     pub(super) fn released(&self) -> Option<u64> {
-        self.allowance.released()
+        self.granter.allowance().released()
     }
 
     pub(super) fn await_room(&self) {
-        self.allowance.await_room();
+        self.granter.allowance().await_room();
     }
 
     pub(super) fn settle(&self) {
-        self.allowance.settle();
+        self.granter.allowance().settle();
     }
 
     pub(super) fn attach(&self, lender: Weak<dyn Lender>) {
-        self.allowance.attach(lender);
+        self.granter.allowance().attach(lender);
     }
 }
 

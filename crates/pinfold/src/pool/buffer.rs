@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code)]
 
-use super::allowance::{Allowance, ForEachPin, Unshared};
+use super::allowance::{Allowance, ForEachPin, Granter, Unshared};
 use super::classes::{Class, LINE, MAX_ALIGN, UNIT};
 use super::config::{Bounds, PoolConfig, WhenExhausted};
 use super::depot::{Depot, Slab, Want, slab_at};
@@ -110,7 +110,8 @@ impl<R: Registrar> Pool<R> {
     ///
     /// [`PoolError`].
     pub fn within(share: Arc<Share>, registrar: R, config: PoolConfig) -> Result<Self, PoolError> {
-        Self::with_allowance(registrar, config, Arc::new(ShareAccount::new(share)))
+        let account = ShareAccount::new(share);
+        Self::granted_by(registrar, config, Granter::Share(ForeignPart::new(account)))
     }
 
     /// A pool that asks `allowance` before it pins, besides its own limit: for a budget of the program's own.
@@ -123,11 +124,14 @@ impl<R: Registrar> Pool<R> {
         config: PoolConfig,
         allowance: Arc<dyn Allowance>,
     ) -> Result<Self, PoolError> {
+        Self::granted_by(registrar, config, Granter::Program(ForeignPart::new(allowance)))
+    }
+
+    fn granted_by(registrar: R, config: PoolConfig, granter: Granter) -> Result<Self, PoolError> {
         let registrar = ForeignPart::new(Arc::new(registrar));
-        let allowance = ForeignPart::new(allowance);
         let bounds = Bounds::new(config, registrar.limits())?;
         let devices: Arc<R> = Arc::clone(&registrar);
-        let allowance = ForEachPin::new(allowance, registrar.pins_per_page());
+        let allowance = ForEachPin::new(granter, registrar.pins_per_page());
         let depot = Depot::new(bounds, devices, allowance)?;
         Ok(Self { depot, registrar, handles: PhantomData })
     }

@@ -24,7 +24,7 @@ use super::statistics::PoolStatistics;
 use crate::fork_mark::ForkMark;
 use pinfold_core::foreign::{self, ForeignPart, Panicked};
 use pinfold_core::magazines::{Gate, MAGAZINE_BLOCKS, Magazines};
-use pinfold_core::{Amount, Barriers, DeregisterError, Lender};
+use pinfold_core::{Amount, Barriers, DeregisterError, Lender, Recalls};
 use pinfold_kernel::{membarrier, thread};
 use std::cell::Cell;
 use std::fmt;
@@ -717,9 +717,10 @@ impl Depot {
         }
     }
 
-    /// Makes the slab that suits, or else the largest that can be had and holds what is wanted. Before that
-    /// is refused for want of room, empty slabs go, as in [`reserve`](Self::reserve). A block of it.
-    /// `gave_back` becomes true where what was granted came back unused.
+    /// Makes the slab that suits, or else the largest that can be had and holds what is wanted. Where a device has no
+    /// room for one, other drawers of the budget are asked first. Before the shortest is refused for want of room, empty
+    /// slabs go, as in [`reserve`](Self::reserve). A block of it. `gave_back` becomes true where what was granted came
+    /// back unused.
     fn grow(
         &self,
         want: Want,
@@ -727,6 +728,7 @@ impl Depot {
         gave_back: &mut bool,
     ) -> Result<Option<NonNull<u8>>, AllocateError> {
         let mut reserved = self.reserve(want, seat)?;
+        let mut recalls = Recalls::new();
         loop {
             let error = match self.make_slab(reserved.bytes, want) {
                 Ok(block) => {
@@ -740,12 +742,29 @@ impl Depot {
             if !error.is_about_room() {
                 return Err(error);
             }
+            if self.make_room_on_device(&error, reserved.bytes, &mut recalls)? {
+                continue;
+            }
             match self.bounds.smaller(reserved.bytes, want.slab_bytes()) {
                 Some(smaller) => reserved.shrink(smaller),
                 None if self.gives_empty_back(seat)? => {}
                 None => return Err(error),
             }
         }
+    }
+
+    /// The budget hears of each refusal of a device: it may have to adapt. True if other drawers gave something back for a
+    /// slab of `bytes`. No lock is held, and its grant has come back.
+    fn make_room_on_device(
+        &self,
+        error: &AllocateError,
+        bytes: usize,
+        recalls: &mut Recalls,
+    ) -> Result<bool, Forked> {
+        let &AllocateError::Register(error) = error else { return Ok(false) };
+        let gave = recalls.ask(|| self.allowance.make_room_on_device(error, bytes));
+        // Forked by what gave something back.
+        if self.is_forked() { Err(Forked) } else { Ok(gave) }
     }
 
     /// Gives all empty slabs back, and what threads cache of them. Not if another thread waits, which may
