@@ -745,7 +745,8 @@ impl Depot {
             if self.make_room_on_device(&error, reserved.bytes, &mut recalls)? {
                 continue;
             }
-            match self.bounds.smaller(reserved.bytes, want.slab_bytes()) {
+            let smaller = self.bounds.smaller(reserved.bytes, want.slab_bytes());
+            match smaller.filter(|_| error.is_about_bytes()) {
                 Some(smaller) => reserved.shrink(smaller),
                 None if self.gives_empty_back(seat)? => {}
                 None => return Err(error),

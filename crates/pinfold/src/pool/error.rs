@@ -129,13 +129,21 @@ pub struct PoolExhausted {
 }
 
 impl AllocateError {
-    /// Whether less might be had where this could not.
+    /// Whether there is no room, so that it may help to give something back, or to ask for less.
     pub(super) const fn is_about_room(&self) -> bool {
         match self {
             Self::Register(error) => error.is_about_room(),
             Self::Denied { .. } | Self::Memory { .. } => true,
             _ => false,
         }
+    }
+
+    /// Whether less might be had where this could not: a shorter slab is one registration as well.
+    pub(super) const fn is_about_bytes(&self) -> bool {
+        use RegisterError as E;
+        let is_about_regions =
+            matches!(self, Self::Register(E::TableFull { .. } | E::RegionLimit { .. }));
+        self.is_about_room() && !is_about_regions
     }
 }
 
