@@ -13,10 +13,11 @@ mod registrar_support;
 
 use io_uring::{opcode, types};
 use pinfold::budget::{
-    Amount, Budget, BudgetError, BudgetNotice, Kind, Reservation, Reserve, ReserveError, Reserved,
-    Share, Terms, Watermark, WatermarkEvent,
+    Amount, Budget, BudgetError, BudgetNotice, BudgetWatch, Kind, Reservation, Reserve,
+    ReserveError, Reserved, Share, Terms, Watermark, WatermarkEvent,
 };
 use pinfold::monitor::{NoMonitor, Userfaultfd};
+use pinfold::pool::{Pool, PoolConfig};
 use pinfold::registrar::{BufferIndex, IoUring, Mlock};
 use pinfold::{
     Access, AddressRange, Cache, Config, DeregisterError, GetError, Lease, Limit, RegisterError,
@@ -317,6 +318,110 @@ fn a_reservation_that_cannot_be_evicts_nothing() {
         assert_eq!(budget.held(), held);
     }
     drop(cache);
+}
+
+/// A device without memory that bounds how many registrations it has, for all that use it.
+#[derive(Debug)]
+struct Table {
+    capacity: usize,
+    held: AtomicUsize,
+    tries: AtomicUsize,
+}
+
+impl Table {
+    fn of(capacity: usize) -> Arc<Self> {
+        Arc::new(Self { capacity, held: AtomicUsize::new(0), tries: AtomicUsize::new(0) })
+    }
+
+    fn held(&self) -> usize {
+        self.held.load(Ordering::SeqCst)
+    }
+}
+
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Table {
+    type Handle = ();
+
+    fn limits(&self) -> RegistrarLimits {
+        Full.limits()
+    }
+
+    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+        let Self { capacity, held, tries } = self;
+        tries.fetch_add(1, Ordering::SeqCst);
+        let more = |held: usize| Some(held + 1).filter(|held| held <= capacity);
+        let taken = held.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+        taken.map(drop).map_err(|_| RegisterError::TableFull { capacity: *capacity })
+    }
+
+    unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+        self.held.fetch_sub(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+/// A pool with so many slabs in `device`, all of them empty.
+fn idle_pool(budget: &Budget, device: &Arc<Table>, slabs: usize) -> Pool<Arc<Table>> {
+    let share = budget.share(Terms::default()).unwrap();
+    let config =
+        PoolConfig { first_slab_bytes: SLAB, max_slab_bytes: SLAB, ..PoolConfig::default() };
+    let pool = Pool::within(share, Arc::clone(device), config).unwrap();
+    drop((0..slabs).map(|_| pool.get(SLAB).unwrap()).collect::<Vec<_>>());
+    assert_eq!((pool.statistics().slabs, device.held()), (slabs, slabs));
+    pool
+}
+
+const SLAB: usize = 64 << 10;
+
+/// How often the budget's listeners have been notified of a refusal.
+fn refusals_of(budget: &Budget) -> (BudgetWatch, Arc<AtomicUsize>) {
+    let counted = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&counted);
+    let watch = budget.watch(Watermark::Percent(100), move |event: &WatermarkEvent| {
+        let refused = usize::from(event.notice == BudgetNotice::Refused);
+        counts.fetch_add(refused, Ordering::SeqCst);
+    });
+    (watch, counted)
+}
+
+/// The budget has room for both. What others leave idle goes for what the device refuses, and no more than that.
+#[test]
+fn a_reservation_that_the_device_refuses_gets_what_others_leave_idle() {
+    let budget = Budget::new(Amount { bytes: 1 << 30, regions: 100 }).unwrap();
+    let device = Table::of(8);
+    let idle = idle_pool(&budget, &device, 6);
+    let (_watch, refusals) = refusals_of(&budget);
+    let reservation = budget.reserve(&device, Reserve::pages(4)).unwrap();
+    assert_eq!((idle.statistics().slabs, device.held()), (4, 8));
+    assert_eq!(refusals.load(Ordering::SeqCst), 1, "the program is notified");
+    assert_eq!(device.tries.load(Ordering::SeqCst), 6 + 5);
+    let held = Amount { bytes: 4 * SLAB + 4 * PAGE, regions: 8 };
+    assert_eq!(budget.held(), held);
+    drop(reservation);
+    assert_eq!(budget.held(), Amount { bytes: 4 * SLAB, regions: 4 });
+}
+
+/// What no room would be enough for is not asked for. What could be had is refused once none has anything to give.
+#[test]
+fn a_reservation_that_the_device_can_never_take_evicts_nothing() {
+    let budget = Budget::new(Amount { bytes: 1 << 30, regions: 100 }).unwrap();
+    let device = Table::of(8);
+    let idle = idle_pool(&budget, &device, 6);
+    let (_watch, refusals) = refusals_of(&budget);
+    let refused = |buffers| {
+        let refused = budget.reserve(&device, Reserve::pages(buffers)).map(drop).unwrap_err();
+        let full = RegisterError::TableFull { capacity: 8 };
+        assert_eq!(refused, ReserveError::Register { made: 2, error: full });
+        assert_eq!((idle.statistics().slabs, device.held()), (6, 6));
+        assert_eq!(budget.held(), Amount { bytes: 6 * SLAB, regions: 6 });
+        refusals.swap(0, Ordering::SeqCst)
+    };
+    assert_eq!(refused(9), 1, "the budget hears of it");
+    let in_use: Vec<_> = (0..6).map(|_| idle.get(SLAB).unwrap()).collect();
+    assert_eq!(refused(8), 1);
+    drop(in_use);
+    assert!(budget.reserve(&device, Reserve::pages(8)).is_ok());
+    assert_eq!(idle.statistics().slabs, 0);
 }
 
 /// A cache over its own ring, on a share of `budget`.

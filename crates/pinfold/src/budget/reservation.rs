@@ -13,10 +13,10 @@
 #![allow(unsafe_code)]
 
 use super::memory::Memory;
-use super::share::{Budget, BudgetError, ShareAccount};
+use super::share::{Budget, BudgetError, DeviceRequest, ShareAccount};
 use super::{Amount, Terms};
 use pinfold_core::foreign::{self, ForeignPart};
-use pinfold_core::{Access, Account, AddressRange, RegisterError, Registrar};
+use pinfold_core::{Access, Account, AddressRange, Recalls, RegisterError, Registrar};
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -105,8 +105,8 @@ struct Inner<R: Registrar> {
 impl Budget {
     /// Registers memory now, for uses that later cannot fail.
     ///
-    /// It counts in the budget as a drawer of its own. Idle registrations of caches that share the
-    /// budget are given up for it, if need be.
+    /// It counts in the budget as a drawer of its own. What caches and pools that share the budget leave idle is given up
+    /// for it, if the budget or the device has no room.
     ///
     /// # Errors
     ///
@@ -118,14 +118,13 @@ impl Budget {
     ) -> Result<Reservation<R>, ReserveError> {
         let page_bytes = registrar.limits().page_bytes;
         let pins = registrar.pins_per_page();
-        let (part_bytes, amount) =
-            size(reserve, page_bytes, pins).ok_or(ReserveError::Size { reserve })?;
+        let size = Size::of(reserve, page_bytes, pins).ok_or(ReserveError::Size { reserve })?;
+        let amount = size.counted(reserve.buffers);
         let terms = Terms { minimum: amount, maximum: amount, weight: 0 };
         let share = ShareAccount::new(self.share_recalled(terms).map_err(ReserveError::Budget)?);
-        // The whole of the minimum, so it is there.
-        let _granted = share.take(amount);
+        take_promised(&share, amount).map_err(ReserveError::Budget)?;
         share.settle();
-        let memory = Memory::new(reserve.buffers, part_bytes)
+        let memory = Memory::new(reserve.buffers, size.part_bytes)
             .map_err(|errno| ReserveError::Memory { errno: errno.0 })?;
         let mut inner = Inner {
             registrar: ForeignPart::new(Arc::clone(registrar)),
@@ -134,29 +133,95 @@ impl Budget {
             free: Mutex::new((0..reserve.buffers).rev().collect()),
             share,
         };
+        let mut recalls = Recalls::new();
         for number in 0..reserve.buffers {
-            // Forked inside the registrar, or a lender before.
-            if self.forked() {
-                return Err(ReserveError::Budget(BudgetError::Forked));
-            }
-            inner
-                .register(number, reserve.access)
-                .map_err(|error| ReserveError::Register { made: number, error })?;
+            inner.register_or_recall(number, (reserve, size), &mut recalls)?;
         }
+        inner.share.settle();
         Ok(Reservation { inner: Arc::new(inner) })
     }
 }
 
-/// The length of one buffer in whole pages, and the amount of all, each page counted `pins` times.
-fn size(reserve: Reserve, page_bytes: usize, pins: usize) -> Option<(usize, Amount)> {
-    let part_bytes = reserve.buffer_bytes.checked_next_multiple_of(page_bytes)?;
-    let bytes = part_bytes.checked_mul(reserve.buffers)?;
-    let sensible = bytes > 0 && bytes <= isize::MAX as usize;
-    let counted = bytes.checked_mul(pins)?;
-    sensible.then_some((part_bytes, Amount { bytes: counted, regions: reserve.buffers }))
+/// What a reservation takes.
+#[derive(Clone, Copy)]
+struct Size {
+    /// The length of one buffer, in whole pages.
+    part_bytes: usize,
+    /// How many devices pin each page.
+    pins: usize,
+}
+
+impl Size {
+    /// `None` if there is none, or no sum of it.
+    fn of(reserve: Reserve, page_bytes: usize, pins: usize) -> Option<Self> {
+        let part_bytes = reserve.buffer_bytes.checked_next_multiple_of(page_bytes)?;
+        let bytes = part_bytes.checked_mul(reserve.buffers)?;
+        let sensible = bytes > 0 && bytes <= isize::MAX as usize;
+        bytes.checked_mul(pins)?;
+        sensible.then_some(Self { part_bytes, pins })
+    }
+
+    /// What one device pins of so many buffers, which are no more than are reserved.
+    const fn pinned(self, buffers: usize) -> Amount {
+        Amount { bytes: self.part_bytes * buffers, regions: buffers }
+    }
+
+    /// What they count in the budget: each page for each device.
+    const fn counted(self, buffers: usize) -> Amount {
+        Amount { bytes: self.part_bytes * buffers * self.pins, regions: buffers }
+    }
+}
+
+/// Takes `amount` of the minimum. It is refused only if the budget has become less than all its minimums since they
+/// were promised, and in a forked child.
+fn take_promised(share: &ShareAccount, amount: Amount) -> Result<(), BudgetError> {
+    share.take(amount).map_err(|refusal| match share.budget().forked() {
+        true => BudgetError::Forked,
+        false => BudgetError::Kept { minimum: amount, free: amount - refusal.missing },
+    })
 }
 
 impl<R: Registrar> Inner<R> {
+    /// Registers a buffer; where the device has no room for it, others give back what they leave idle, and it is tried
+    /// again.
+    ///
+    /// What is not registered yet is not held while they are asked: what the device has taken is what all drawers hold
+    /// without it. No other drawer can take it meanwhile, because it is of the minimum.
+    fn register_or_recall(
+        &mut self,
+        number: usize,
+        (reserve, size): (Reserve, Size),
+        recalls: &mut Recalls,
+    ) -> Result<(), ReserveError> {
+        let missing = size.counted(reserve.buffers - number);
+        let request = DeviceRequest { whole: size.pinned(reserve.buffers), missing };
+        loop {
+            // Forked inside a lender, or the registrar before.
+            self.refuse_child()?;
+            let Err(error) = self.register(number, reserve.access) else { return Ok(()) };
+            self.refuse_child()?;
+            let mut taken = Ok(());
+            let gave = error.is_about_room()
+                && recalls.ask(|| {
+                    self.share.give_unused(missing);
+                    let gave = self.share.make_room_on_device(error, request);
+                    taken = take_promised(&self.share, missing);
+                    gave
+                });
+            taken.map_err(ReserveError::Budget)?;
+            if !gave {
+                return Err(ReserveError::Register { made: number, error });
+            }
+        }
+    }
+
+    fn refuse_child(&self) -> Result<(), ReserveError> {
+        match self.share.budget().forked() {
+            true => Err(ReserveError::Budget(BudgetError::Forked)),
+            false => Ok(()),
+        }
+    }
+
     fn register(&mut self, number: usize, access: Access) -> Result<(), RegisterError> {
         let Some(range) = self.memory.range(number) else { return Ok(()) };
         // SAFETY: the memory is this reservation's own; `Reserved` documents for its taker that the
@@ -260,5 +325,41 @@ impl<R: Registrar> Drop for Reserved<R> {
         if let Some(mut free) = self.inner.free() {
             free.push(self.number);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::discovery::Kind;
+    use super::*;
+    use pinfold_core::RegistrarLimits;
+    use std::fs;
+
+    const PAGE: usize = 4096;
+
+    /// The limit is lowered between the two.
+    #[test]
+    fn what_was_promised_is_refused_where_the_budget_has_become_less_since() {
+        let root = std::env::temp_dir().join(format!("pinfold-promised-{}", std::process::id()));
+        fs::create_dir_all(root.join("proc/self")).unwrap();
+        let limit = |bytes: usize| {
+            let text = format!("Max locked memory {bytes} {bytes} bytes\n");
+            fs::write(root.join("proc/self/limits"), text).unwrap();
+        };
+        limit(16 * PAGE);
+        let limits = RegistrarLimits::new(PAGE, 1 << 20, 16);
+        let budget = Budget::discover_below(&root, Kind::Mlock, limits).unwrap();
+        let minimum = Amount { bytes: 8 * PAGE, regions: 8 };
+        let terms = Terms { minimum, maximum: minimum, weight: 0 };
+        let share = ShareAccount::new(budget.share_recalled(terms).unwrap());
+        limit(4 * PAGE);
+        assert_eq!(budget.refresh().bytes, 4 * PAGE);
+        let free = Amount { bytes: 4 * PAGE, regions: 8 };
+        assert_eq!(take_promised(&share, minimum), Err(BudgetError::Kept { minimum, free }));
+        assert_eq!(budget.held(), Amount::ZERO);
+        limit(16 * PAGE);
+        budget.refresh();
+        assert_eq!(take_promised(&share, minimum), Ok(()));
+        fs::remove_dir_all(root).unwrap();
     }
 }
