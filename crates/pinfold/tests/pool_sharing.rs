@@ -830,6 +830,53 @@ fn a_device_that_panics_when_a_pool_grows_costs_it_nothing() {
     assert!(pool.get(MIB).is_ok());
 }
 
+/// No drawer tells of what it leaves idle: the pool that waits looks for it.
+#[test]
+fn what_another_pool_leaves_idle_is_found_before_the_time_is_up() {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let budget = budget(4 * MIB);
+    let (keeps, wants) = (&pool_without_caches(&budget), &pool_without_caches(&budget));
+    let held: Vec<_> = (0..4).map(|_| keeps.get(MIB).unwrap()).collect();
+    thread::scope(|scope| {
+        let began = Instant::now();
+        let wait = WhenExhausted::GrowOrWait(PATIENCE);
+        let maker = scope.spawn(move || wants.request(MIB).when_exhausted(wait).get().map(drop));
+        until(|| wants.statistics().waiting == 1);
+        drop(held);
+        assert_eq!(maker.join().unwrap(), Ok(()));
+        assert!(began.elapsed() < PATIENCE, "not at its last look");
+    });
+}
+
+/// An empty slab is kept for a thread that waits for a longer one, and goes without.
+#[test]
+fn what_was_kept_for_the_queue_of_another_pool_is_found_before_the_time_is_up() {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let budget = budget(5 * MIB);
+    let (keeps, wants) = (&pool_without_caches(&budget), &pool_without_caches(&budget));
+    let (two, three) = (keeps.get(2 * MIB).unwrap(), keeps.get(3 * MIB).unwrap());
+    thread::scope(|scope| {
+        let wait = WhenExhausted::Wait(Duration::from_millis(300));
+        let waiter =
+            scope.spawn(move || keeps.request(3 * MIB).when_exhausted(wait).get().map(drop));
+        until(|| keeps.statistics().waiting == 1 || waiter.is_finished());
+        drop(two);
+        let began = Instant::now();
+        let wait = WhenExhausted::GrowOrWait(PATIENCE);
+        let maker =
+            scope.spawn(move || wants.request(2 * MIB).when_exhausted(wait).get().map(drop));
+        assert!(matches!(waiter.join().unwrap(), Err(AllocateError::TimedOut { .. })));
+        assert_eq!(maker.join().unwrap(), Ok(()));
+        assert!(began.elapsed() < PATIENCE, "not at its last look");
+        drop(three);
+    });
+}
+
+fn pool_without_caches(budget: &Budget) -> Pool<Slow> {
+    let config = PoolConfig { max_slab_bytes: 8 * MIB, thread_cache_bytes: 0, ..lending() };
+    Pool::within(share(budget), Slow::default(), config).unwrap()
+}
+
 // --- on the real kernel --------------------------------------------------------------------------
 
 type RingCache = Cache<Arc<IoUring>, Arc<Userfaultfd>>;
@@ -1085,8 +1132,9 @@ fn pools_whose_slabs_the_device_refuses_do_not_wake_each_other_for_ever() {
                 });
             }
         });
-        // Once before it waits, five times as it waits, and once more at the end. No shorter slab is tried, because the table is full.
-        let most = pools.len() * sizes.len() * 7;
+        // Once before it waits, five times as it is woken, eight times by the clock (10 ms after the last, 20, and so on to a second),
+        // and once more at the end. No shorter slab is tried, because the table is full.
+        let most = pools.len() * sizes.len() * (1 + 5 + 8 + 1);
         let tries = device.tries.load(SeqCst);
         assert!(tries <= most, "{} pools tried {tries} times, {most} at most", pools.len());
     }

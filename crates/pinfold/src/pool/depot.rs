@@ -449,6 +449,8 @@ impl Depot {
         waiter: &mut Waiter<'d>,
         is_last: bool,
     ) -> Found<'d, Looked> {
+        // In this order, and whether it is its turn or not: the next time is later.
+        let is_time = waiter.is_time_to_try() || is_last;
         if !waiter.is_next(&state) {
             return Ok((state, Looked::Nothing));
         }
@@ -459,25 +461,26 @@ impl Depot {
         {
             return Ok((state, Looked::Found(block)));
         }
-        let worth_it = is_last || waiter.seen != Some(state.room_made);
+        let worth_it = is_time || waiter.seen != Some(state.room_made);
         if !waiter.grows || !worth_it || state.growing || !self.could_grow(&state, waiter.want) {
             return Ok((state, Looked::Nothing));
         }
         waiter.seen = Some(state.room_made);
         waiter.settles.get_or_insert(Settles(self));
-        let block = self.grow_unless_in_vain(state, waiter, is_last);
+        let block = self.grow_unless_in_vain(state, waiter, is_time);
         Ok((self.lock_again()?, block.map_or(Looked::Again, Looked::Found)))
     }
 
     /// Makes a slab for a thread that waits, and takes a block of it.
     ///
-    /// Not if that was tried so often in vain that only more room helps. Another pool's grant that came back unused makes none,
-    /// but has this one notified, which it had kept from a grant; this one's does the same for the other, and so on.
+    /// Not if that was tried so often in vain that only more room helps, unless it `is_time` to try whatever is known of room.
+    /// Another pool's grant that came back unused makes none, but has this one notified, which it had kept from a grant;
+    /// this one's does the same for the other, and so on.
     fn grow_unless_in_vain(
         &self,
         mut state: Guard<'_>,
         waiter: &mut Waiter<'_>,
-        is_last: bool,
+        is_time: bool,
     ) -> Option<NonNull<u8>> {
         let own_room_made = state.own_room_made;
         state.growing = true;
@@ -493,7 +496,7 @@ impl Depot {
         if room.is_none() || room != waiter.room {
             (waiter.room, waiter.in_vain) = (room, 0);
         }
-        if waiter.in_vain >= IN_VAIN && !is_last {
+        if waiter.in_vain >= IN_VAIN && !is_time {
             return None;
         }
         let mut gave_back = false;
@@ -519,9 +522,10 @@ impl Depot {
     }
 
     fn sleep<'d>(&'d self, state: Guard<'d>, waiter: &Waiter<'d>, left: Duration) -> Guard<'d> {
+        let at_most = left.min(waiter.until_next_try());
         let woken = match &waiter.seat {
-            Some(seat) => seat.woken.wait_timeout(state, left),
-            None => self.changed.wait_timeout(state, left),
+            Some(seat) => seat.woken.wait_timeout(state, at_most),
+            None => self.changed.wait_timeout(state, at_most),
         };
         woken.unwrap_or_else(PoisonError::into_inner).0
     }
@@ -1086,6 +1090,9 @@ struct Waiter<'d> {
     in_vain: u32,
     /// How often there had been, in the budget and in the pool.
     room: Option<(u64, u64)>,
+    /// When it tries to make a slab next, whatever it has been told of room, and how long after that once more; `None` if
+    /// it would make none.
+    next_try: Option<(Instant, Duration)>,
     /// It has tried to make a slab. Listeners are called when it has no place: they may wait for a thread behind it.
     settles: Option<Settles<'d>>,
 }
@@ -1093,6 +1100,14 @@ struct Waiter<'d> {
 /// So often a thread that waits gives back what it was granted, and tries again although nothing was released: what the
 /// device lacked may have been another pool's try.
 const IN_VAIN: u32 = 4;
+
+/// A thread that waits for a slab tries to make one after so long, and then after twice as long each time: there is
+/// room that no drawer tells of, as a registration of a cache that is leased no more, an empty slab that another pool keeps for
+/// itself, and what another process unpins.
+const FIRST_TRY: Duration = Duration::from_millis(10);
+
+/// The tries are so long apart at most.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// What came of a slab that was wanted.
 enum Grown {
@@ -1120,13 +1135,15 @@ impl Drop for Waiter<'_> {
         if has_place && let Ok(mut state) = self.depot.lock_again() {
             self.go(&mut state);
             self.depot.open_unless_awaited(&state);
+            state.release_withheld();
             self.depot.wake(&state);
         }
     }
 }
 
 impl<'d> Waiter<'d> {
-    const fn new(depot: &'d Depot, want: Want, grows: bool) -> Self {
+    fn new(depot: &'d Depot, want: Want, grows: bool) -> Self {
+        let next_try = grows.then(|| (Instant::now() + FIRST_TRY, 2 * FIRST_TRY));
         Self {
             depot,
             want,
@@ -1137,8 +1154,21 @@ impl<'d> Waiter<'d> {
             seen: None,
             in_vain: 0,
             room: None,
+            next_try,
             settles: None,
         }
+    }
+
+    /// Whether it is; then the next time is later.
+    fn is_time_to_try(&mut self) -> bool {
+        let now = Instant::now();
+        let Some((_, pause)) = self.next_try.filter(|&(at, _)| at <= now) else { return false };
+        self.next_try = Some((now + pause, (2 * pause).min(LONGEST_PAUSE)));
+        true
+    }
+
+    fn until_next_try(&self) -> Duration {
+        self.next_try.map_or(Duration::MAX, |(at, _)| at.saturating_duration_since(Instant::now()))
     }
 
     /// Goes where it belongs as the slabs are now.
