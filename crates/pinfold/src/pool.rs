@@ -80,7 +80,7 @@
 //! # Layers
 //!
 //! `classes`, `space` (arithmetic), `sys`, `memory`, `map`, `devices`, `slab` (memory), `config`,
-//! `error`, `allowance`, `statistics` (words), `queue` (who waits), `depot` (what is shared), `threads` (what is not),
+//! `error`, `allowance`, `statistics` (words), `queue` (who waits), `depot` (what is shared), `taking` (what is not at hand), `threads` (what is not shared),
 //! `buffer`, `flight`, `vector`, `raw` (the entry points).
 
 mod allowance;
@@ -98,6 +98,7 @@ mod raw;
 mod slab;
 mod space;
 mod statistics;
+mod taking;
 mod threads;
 mod vector;
 

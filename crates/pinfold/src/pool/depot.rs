@@ -1,4 +1,4 @@
-//! Everything slow about a pool: the blocks that all threads share, growing, trimming, waiting.
+//! What all threads share of a pool: its blocks, its slabs as they come and go, and the lock over them.
 //!
 //! One lock guards it all, taken for a handful of blocks at a time; it is never held while memory
 //! is mapped or registered, and nothing is allocated under it but the lists' own memory.
@@ -12,7 +12,7 @@
 
 use super::allowance::{Denied, ForEachPin};
 use super::classes::{CLASSES, Class, UNIT};
-use super::config::{Bounds, WhenExhausted};
+use super::config::Bounds;
 use super::devices::{Devices, Handles};
 use super::error::{AllocateError, PoolError, PoolExhausted};
 use super::map;
@@ -31,7 +31,6 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
 
 /// One thread's cache of one pool.
 pub(super) type Hand = Magazines<CLASSES>;
@@ -77,7 +76,7 @@ impl Want {
     }
 
     /// How much of a slab it takes at least: a block, its whole span.
-    fn slab_bytes(self) -> usize {
+    pub(super) fn slab_bytes(self) -> usize {
         match self {
             Self::Block(class) => class.span_units() * UNIT,
             Self::Long { units, .. } => units as usize * UNIT,
@@ -102,17 +101,17 @@ pub(super) struct Depot {
     barriers: Barriers,
     bounds: Bounds,
     devices: ForeignPart<Arc<dyn Devices>>,
-    allowance: ForEachPin,
+    pub(super) allowance: ForEachPin,
     /// Rank 1, alone: nothing else is locked and no device called under it.
     state: Mutex<State>,
     /// A slab came or did not, or one is gone or may go. A thread that waits for a buffer that some slab can
     /// hold sleeps in the [`Queue`].
-    changed: Condvar,
+    pub(super) changed: Condvar,
     lost_bytes: AtomicUsize,
     me: Weak<Depot>,
 }
 
-struct State {
+pub(super) struct State {
     space: Space,
     slabs: Vec<Option<Arc<Slab>>>,
     /// Bytes of slabs, those that are being made or given back included.
@@ -120,20 +119,20 @@ struct State {
     /// Slabs in no list any more that are still to be deregistered, and unmapped.
     leaving: usize,
     /// Whether a thread is making a slab; others that want one wait for it.
-    growing: bool,
+    pub(super) growing: bool,
     /// Threads that wait for a buffer that some slab can hold. As long as any does, the gate is closed.
-    queue: Queue,
+    pub(super) queue: Queue,
     /// Threads that wait until there is a slab that can hold the buffer; they delay no other.
-    apart: usize,
+    pub(super) apart: usize,
     /// Those of them that would make it. As long as there are any, the gate is closed: what is put
     /// back may make room for it.
-    makers: usize,
+    pub(super) makers: usize,
     /// Whether a thread was refused a slab because what is empty was kept for those in the queue.
     withheld: bool,
     /// How often there has been more room for a slab than before.
-    room_made: u64,
+    pub(super) room_made: u64,
     /// How often that was the pool's own.
-    own_room_made: u64,
+    pub(super) own_room_made: u64,
     /// Whether the pool's handle is gone.
     closed: bool,
     /// The magazines of all threads, and those that no thread owns.
@@ -154,11 +153,11 @@ struct Counts {
     panics_kept_back: u64,
 }
 
-type Guard<'d> = MutexGuard<'d, State>;
+pub(super) type Guard<'d> = MutexGuard<'d, State>;
 
 /// This process is a forked child by now: a thread that does not exist here may hold the pool's lock, and what was
 /// being made or given back is the parent's.
-struct Forked;
+pub(super) struct Forked;
 
 impl From<Forked> for AllocateError {
     fn from(Forked: Forked) -> Self {
@@ -167,7 +166,7 @@ impl From<Forked> for AllocateError {
 }
 
 /// What was found, with the pool's lock; or nothing, because a device or the budget has forked.
-type Found<'d, T> = Result<(Guard<'d>, T), Forked>;
+pub(super) type Found<'d, T> = Result<(Guard<'d>, T), Forked>;
 
 impl Depot {
     pub(super) fn new(
@@ -214,16 +213,16 @@ impl Depot {
     }
 
     /// Not in a forked child.
-    fn lock(&self) -> Guard<'_> {
+    pub(super) fn lock(&self) -> Guard<'_> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// As [`lock`](Self::lock), behind calls of devices and the budget, any of which may fork.
-    fn lock_again(&self) -> Result<Guard<'_>, Forked> {
+    pub(super) fn lock_again(&self) -> Result<Guard<'_>, Forked> {
         if self.is_forked() { Err(Forked) } else { Ok(self.lock()) }
     }
 
-    fn is_forked(&self) -> bool {
+    pub(super) fn is_forked(&self) -> bool {
         self.gate().is_wiped()
     }
 
@@ -282,7 +281,7 @@ impl Depot {
     /// Has every thread's magazines emptied; how many blocks that gave.
     ///
     /// The gate stays closed if a thread waits.
-    fn raid(&self, state: &mut State) -> usize {
+    pub(super) fn raid(&self, state: &mut State) -> usize {
         let worth_it = state.hands.iter().any(|hand| hand_bytes(hand) > 0);
         if !worth_it && !state.has_waiters() {
             return 0;
@@ -314,262 +313,23 @@ impl Depot {
     }
 
     /// Not that of a pool whose handle is gone, where every buffer that comes back has to be seen.
-    fn open_unless_awaited(&self, state: &State) {
+    pub(super) fn open_unless_awaited(&self, state: &State) {
         if !state.has_waiters() && !state.closed {
             self.gate().open();
         }
     }
 
     /// Has those look again for whom it may be that something has come back.
-    fn wake(&self, state: &State) {
+    pub(super) fn wake(&self, state: &State) {
         state.queue.wake_first();
         if state.makers > 0 {
             self.changed.notify_all();
         }
     }
 
-    // --- taking ----------------------------------------------------------------------------------
-
-    /// A buffer by the slow way, and some more for the magazines of the thread.
-    pub(super) fn take(
-        &self,
-        want: Want,
-        when: WhenExhausted,
-        hand: Option<&Hand>,
-    ) -> Result<NonNull<u8>, AllocateError> {
-        if self.is_forked() {
-            return Err(AllocateError::Forked);
-        }
-        if want.slab_bytes() > self.bounds.longest {
-            return Err(self.too_long(want));
-        }
-        let mut state = self.lock();
-        state.counts.visits += 1;
-        let block = match state.take_if_unawaited(want) {
-            Some(block) => block,
-            None => {
-                let (again, block) = self.take_what_is_not_there(state, want, when)?;
-                state = again;
-                block?
-            }
-        };
-        if let (Want::Block(class), Some(hand)) = (want, hand) {
-            self.fill_hand(&mut state, class, hand);
-        }
-        Ok(block)
-    }
-
-    fn too_long(&self, want: Want) -> AllocateError {
-        let bytes = want.kind().bytes();
-        AllocateError::TooLong { bytes, max_bytes: self.bounds.longest }
-    }
-
-    /// By growing, by a raid, by waiting, as far as the caller wants that.
-    ///
-    /// A thread tries once to make a slab before it raids and waits. It goes round only behind the slabs of others, for
-    /// as long as its patience lasts.
-    fn take_what_is_not_there<'d>(
-        &'d self,
-        mut state: Guard<'d>,
-        want: Want,
-        when: WhenExhausted,
-    ) -> Found<'d, Result<NonNull<u8>, AllocateError>> {
-        let (mut refused, mut watched) = (None, Duration::ZERO);
-        while when.grows() && refused.is_none() {
-            let began = Instant::now();
-            let left = when.patience().map(|patience| patience.saturating_sub(watched));
-            let (again, grown) = self.grow_or_watch(state, want, left)?;
-            state = again;
-            // A thread that made a slab has taken from it; what others made, and what came back while it could make
-            // none, is for those that wait.
-            match grown {
-                Grown::Made(block) => return Ok((state, Ok(block))),
-                Grown::ByAnother => watched += began.elapsed(),
-                Grown::Refused(error) => refused = Some(error),
-            }
-            if let Some(block) = state.take_if_unawaited(want) {
-                return Ok((state, Ok(block)));
-            }
-            if when.patience().is_some_and(|patience| patience <= watched) {
-                break;
-            }
-        }
-        if state.queue.is_empty() {
-            self.raid(&mut state);
-        }
-        let patience = when.patience().filter(|_| !grows_on_this_thread(&state));
-        match (state.take_if_unawaited(want), patience) {
-            (Some(block), _) => Ok((state, Ok(block))),
-            (None, Some(patience)) => {
-                self.wait(state, Waiter::new(self, want, when.grows()), patience, watched)
-            }
-            (None, None) => {
-                let error =
-                    refused.unwrap_or(AllocateError::Exhausted(self.standing(&state, want)));
-                Ok((state, Err(error)))
-            }
-        }
-    }
-
-    /// Waits until those who came before have theirs, and something that fits has been put back. It has waited for
-    /// slabs of others `before`.
-    fn wait<'d>(
-        &'d self,
-        mut state: Guard<'d>,
-        mut waiter: Waiter<'d>,
-        patience: Duration,
-        before: Duration,
-    ) -> Found<'d, Result<NonNull<u8>, AllocateError>> {
-        let began = Instant::now();
-        let block = loop {
-            let left = patience.saturating_sub(before + began.elapsed());
-            waiter.take_a_place(&mut state);
-            self.open_unless_awaited(&state);
-            let (again, looked) = self.look(state, &mut waiter, left.is_zero())?;
-            state = again;
-            match looked {
-                Looked::Found(block) => break Some(block),
-                _ if left.is_zero() => break None,
-                Looked::Again => state = self.settle_aside(state, &mut waiter)?,
-                Looked::Nothing => state = self.sleep(state, &waiter, left),
-            }
-        };
-        waiter.go(&mut state);
-        let (state, block) = self.after_wait(state, block, waiter.settles.take())?;
-        let pool = self.standing(&state, waiter.want);
-        let waited = before + began.elapsed();
-        Ok((state, block.ok_or(AllocateError::TimedOut { waited, pool })))
-    }
-
-    /// What there is for a thread that waits; the lock is released only to make a slab. No listener is called: the
-    /// thread has its place still.
-    fn look<'d>(
-        &'d self,
-        mut state: Guard<'d>,
-        waiter: &mut Waiter<'d>,
-        is_last: bool,
-    ) -> Found<'d, Looked> {
-        // In this order, and whether it is its turn or not: the next time is later.
-        let is_time = waiter.is_time_to_try() || is_last;
-        if !waiter.is_next(&state) {
-            return Ok((state, Looked::Nothing));
-        }
-        // The gate stays closed from here on: what is put, is put where it is found.
-        self.raid(&mut state);
-        if waiter.seat.is_some()
-            && let Some(block) = state.take(waiter.want)
-        {
-            return Ok((state, Looked::Found(block)));
-        }
-        let worth_it = is_time || waiter.seen != Some(state.room_made);
-        if !waiter.grows || !worth_it || state.growing || !self.could_grow(&state, waiter.want) {
-            return Ok((state, Looked::Nothing));
-        }
-        waiter.seen = Some(state.room_made);
-        waiter.settles.get_or_insert(Settles(self));
-        let block = self.grow_unless_in_vain(state, waiter, is_time);
-        Ok((self.lock_again()?, block.map_or(Looked::Again, Looked::Found)))
-    }
-
-    /// Makes a slab for a thread that waits, and takes a block of it.
-    ///
-    /// Not if that was tried so often in vain that only more room helps, unless it `is_time` to try whatever is known of room.
-    /// Another pool's grant that came back unused makes none, but has this one notified, which it had kept from a grant;
-    /// this one's does the same for the other, and so on.
-    fn grow_unless_in_vain(
-        &self,
-        mut state: Guard<'_>,
-        waiter: &mut Waiter<'_>,
-        is_time: bool,
-    ) -> Option<NonNull<u8>> {
-        let own_room_made = state.own_room_made;
-        state.growing = true;
-        drop(state);
-        let _growth = Growth::begin(self);
-        // First, so that what is released behind the count has this pool notified; also one whose device refuses what it was
-        // granted, which no budget knows of: what another pool gives back may make room in the device.
-        self.allowance.await_room();
-        if self.is_forked() {
-            return None;
-        }
-        let room = self.allowance.released().map(|released| (released, own_room_made));
-        if room.is_none() || room != waiter.room {
-            (waiter.room, waiter.in_vain) = (room, 0);
-        }
-        if waiter.in_vain >= IN_VAIN && !is_time {
-            return None;
-        }
-        let mut gave_back = false;
-        let block = self.grow(waiter.want, waiter.seat.as_ref(), &mut gave_back);
-        // One that was granted nothing has no other pool notified, and its own device was not asked.
-        waiter.in_vain += u32::from(gave_back);
-        block.ok().flatten()
-    }
-
-    /// Has listeners called for a slab that was tried in vain. Meanwhile others are served as if the thread did not
-    /// wait: a listener may wait for one of them.
-    fn settle_aside<'d>(
-        &'d self,
-        mut state: Guard<'d>,
-        waiter: &mut Waiter<'d>,
-    ) -> Result<Guard<'d>, Forked> {
-        waiter.step_aside(&mut state);
-        self.open_unless_awaited(&state);
-        self.wake(&state);
-        drop(state);
-        drop(waiter.settles.take());
-        self.lock_again()
-    }
-
-    fn sleep<'d>(&'d self, state: Guard<'d>, waiter: &Waiter<'d>, left: Duration) -> Guard<'d> {
-        let at_most = left.min(waiter.until_next_try());
-        let woken = match &waiter.seat {
-            Some(seat) => seat.woken.wait_timeout(state, at_most),
-            None => self.changed.wait_timeout(state, at_most),
-        };
-        woken.unwrap_or_else(PoisonError::into_inner).0
-    }
-
-    /// A thread waits no more, with a `block` or without: there may be something for the next one, or
-    /// no thread for which to keep what is empty. Listeners are called for a slab that it tried to make.
-    ///
-    /// Should any of that panic, the block is no thread's, and is put back before the panic goes on.
-    fn after_wait<'d>(
-        &'d self,
-        mut state: Guard<'d>,
-        block: Option<NonNull<u8>>,
-        settles: Option<Settles<'d>>,
-    ) -> Found<'d, Option<NonNull<u8>>> {
-        self.open_unless_awaited(&state);
-        state.release_withheld();
-        self.wake(&state);
-        let surplus = self.surplus(&mut state);
-        if surplus.is_empty() && settles.is_none() {
-            return Ok((state, block));
-        }
-        drop(state);
-        let given_back = foreign::call(|| {
-            let _settles = settles;
-            self.give_back(surplus);
-        });
-        let mut state = self.lock_again()?;
-        let Err(panicked) = given_back else { return Ok((state, block)) };
-        let emptied = block.is_some_and(|block| state.put(block));
-        // A second panic has nowhere to go.
-        let _again = foreign::call(|| self.after_puts(state, emptied));
-        panicked.resume_unless_unwinding();
-        Ok((self.lock_again()?, None))
-    }
-
-    fn standing(&self, state: &State, want: Want) -> PoolExhausted {
-        let wanted = want.kind().bytes();
-        let max_bytes = self.bounds.config.max_bytes;
-        PoolExhausted { wanted, registered: state.registered, max_bytes }
-    }
-
     /// Fills half of what a thread may cache of a size, and allows it more from visit to
     /// visit. While a thread waits none hoards.
-    fn fill_hand(&self, state: &mut State, class: Class, hand: &Hand) {
+    pub(super) fn fill_hand(&self, state: &mut State, class: Class, hand: &Hand) {
         if state.has_waiters() {
             return;
         }
@@ -617,7 +377,7 @@ impl Depot {
             return;
         }
         let mut state = self.lock();
-        state.counts.visits += 1;
+        state.note_visit();
         let emptied = match (kind.class(), hand) {
             (Some(class), Some(hand)) if !state.has_waiters() && !state.closed => {
                 self.put_at_hand(&mut state, block, class, hand)
@@ -649,7 +409,7 @@ impl Depot {
     }
 
     /// Wakes who waits first, and gives back empty slabs that are too many.
-    fn after_puts(&self, mut state: Guard<'_>, emptied: bool) {
+    pub(super) fn after_puts(&self, mut state: Guard<'_>, emptied: bool) {
         self.wake(&state);
         let surplus = if emptied { self.surplus(&mut state) } else { Vec::new() };
         drop(state);
@@ -658,74 +418,18 @@ impl Depot {
 
     /// Takes empty slabs that are too many out of all lists, unless one may be what a thread waits
     /// for.
-    fn surplus(&self, state: &mut State) -> Vec<Arc<Slab>> {
+    pub(super) fn surplus(&self, state: &mut State) -> Vec<Arc<Slab>> {
         let keep = if state.closed { 0 } else { self.bounds.config.idle_bytes };
         if state.queue.is_empty() { state.remove_empty(keep, 0) } else { Vec::new() }
     }
 
     // --- growing and trimming --------------------------------------------------------------------
 
-    /// Makes a slab and takes a block of it, or waits while another thread makes one, for so long at most.
-    ///
-    /// A registrar or an allowance may ask a pool for a buffer while one grows on its thread:
-    /// it does not wait, because its own thread, or one that waits for this, is what it would wait for. A budget's
-    /// listener is called when other threads wait for this growth no more: it may wait for one of them. By then the
-    /// block is in use, so that what the listener gives back of this pool is not its slab. The caller has no place in
-    /// the queue.
-    fn grow_or_watch<'d>(
-        &'d self,
-        state: Guard<'d>,
-        want: Want,
-        patience: Option<Duration>,
-    ) -> Found<'d, Grown> {
-        if grows_on_this_thread(&state) {
-            let error = AllocateError::Exhausted(self.standing(&state, want));
-            return Ok((state, Grown::Refused(error)));
-        }
-        if state.growing {
-            return Ok((self.watch_growth(state, patience), Grown::ByAnother));
-        }
-        // Dropped behind the growth, should that panic.
-        let settles = Settles(self);
-        let grown = self.grow_alone(state, want, None);
-        let block = grown.as_ref().ok().copied().flatten();
-        let (state, block) = self.after_wait(self.lock_again()?, block, Some(settles))?;
-        let nothing = || AllocateError::Exhausted(self.standing(&state, want));
-        let refused = |grown: Result<_, _>| Grown::Refused(grown.err().unwrap_or_else(nothing));
-        let grown = block.map_or_else(|| refused(grown), Grown::Made);
-        Ok((state, grown))
-    }
-
-    /// Makes a slab while no other thread does, and takes a block of it. The caller settles.
-    fn grow_alone(
-        &self,
-        mut state: Guard<'_>,
-        want: Want,
-        seat: Option<&Seat>,
-    ) -> Result<Option<NonNull<u8>>, AllocateError> {
-        state.growing = true;
-        drop(state);
-        let _growth = Growth::begin(self);
-        self.grow(want, seat, &mut false)
-    }
-
-    /// Waits while another thread makes a slab.
-    fn watch_growth<'d>(&'d self, state: Guard<'d>, patience: Option<Duration>) -> Guard<'d> {
-        let growing = |state: &mut State| state.growing;
-        match patience {
-            None => self.changed.wait_while(state, growing).unwrap_or_else(PoisonError::into_inner),
-            Some(left) => {
-                let watched = self.changed.wait_timeout_while(state, left, growing);
-                watched.unwrap_or_else(PoisonError::into_inner).0
-            }
-        }
-    }
-
     /// Makes the slab that suits, or else the largest that can be had and holds what is wanted. Where a device has no
     /// room for one, other drawers of the budget are asked first. Before the shortest is refused for want of room, empty
     /// slabs go, as in [`reserve`](Self::reserve). A block of it. `gave_back` becomes true where what was granted came
     /// back unused.
-    fn grow(
+    pub(super) fn grow(
         &self,
         want: Want,
         seat: Option<&Seat>,
@@ -814,8 +518,14 @@ impl Depot {
         self.bounds.next_slab(want.slab_bytes(), registered, room)
     }
 
+    pub(super) fn standing(&self, state: &State, want: Want) -> PoolExhausted {
+        let wanted = want.kind().bytes();
+        let max_bytes = self.bounds.config.max_bytes;
+        PoolExhausted { wanted, registered: state.registered, max_bytes }
+    }
+
     /// Whether the pool's own budget allows a slab once those that are empty have gone.
-    fn could_grow(&self, state: &State, want: Want) -> bool {
+    pub(super) fn could_grow(&self, state: &State, want: Want) -> bool {
         let remaining = state.registered - state.idle_bytes();
         self.next_slab_beside(remaining, want).is_some()
     }
@@ -897,7 +607,7 @@ impl Depot {
     /// on.
     ///
     /// The caller holds the depot by a reference that counts: the last slab takes its own along.
-    fn give_back(&self, slabs: Vec<Arc<Slab>>) {
+    pub(super) fn give_back(&self, slabs: Vec<Arc<Slab>>) {
         if slabs.is_empty() {
             return;
         }
@@ -1071,167 +781,14 @@ impl fmt::Debug for Depot {
     }
 }
 
-/// A thread that waits for a buffer: in the queue as long as a slab can hold that, apart else. It leaves its
-/// place however its wait ends, also by a panic of a device or the budget, which would close the pool to all.
-struct Waiter<'d> {
-    depot: &'d Depot,
-    want: Want,
-    /// Whether it would make a slab.
-    grows: bool,
-    seat: Option<Seat>,
-    /// The seat that it has left for a moment, and takes again.
-    kept_seat: Option<Seat>,
-    /// Whether it is counted among those apart.
-    is_apart: bool,
-    /// How often room had been made when it last tried to make a slab: without more there is no
-    /// point in trying again, and two who try would wake each other for ever.
-    seen: Option<u64>,
-    /// How often it has given back unused what it was granted for a slab, since there was more room for good.
-    in_vain: u32,
-    /// How often there had been, in the budget and in the pool.
-    room: Option<(u64, u64)>,
-    /// When it tries to make a slab next, whatever it has been told of room, and how long after that once more; `None` if
-    /// it would make none.
-    next_try: Option<(Instant, Duration)>,
-    /// It has tried to make a slab. Listeners are called when it has no place: they may wait for a thread behind it.
-    settles: Option<Settles<'d>>,
-}
-
-/// So often a thread that waits gives back what it was granted, and tries again although nothing was released: what the
-/// device lacked may have been another pool's try.
-const IN_VAIN: u32 = 4;
-
-/// A thread that waits for a slab tries to make one after so long, and then after twice as long each time: there is
-/// room that no drawer tells of, as a registration of a cache that is leased no more, an empty slab that another pool keeps for
-/// itself, and what another process unpins.
-const FIRST_TRY: Duration = Duration::from_millis(10);
-
-/// The tries are so long apart at most.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-
-/// What came of a slab that was wanted.
-enum Grown {
-    /// The calling thread made one, and has a block.
-    Made(NonNull<u8>),
-    /// Another thread has made one, or tried to.
-    ByAnother,
-    /// The calling thread could have none.
-    Refused(AllocateError),
-}
-
-/// What a waiting thread found.
-enum Looked {
-    Found(NonNull<u8>),
-    /// The lock was released meanwhile.
-    Again,
-    /// Nothing, and so it will be until it is woken.
-    Nothing,
-}
-
-impl Drop for Waiter<'_> {
-    /// With the lock held it has no place any more, and has settled. Else it settles behind this.
-    fn drop(&mut self) {
-        let has_place = self.seat.is_some() || self.is_apart;
-        if has_place && let Ok(mut state) = self.depot.lock_again() {
-            self.go(&mut state);
-            self.depot.open_unless_awaited(&state);
-            state.release_withheld();
-            self.depot.wake(&state);
-        }
-    }
-}
-
-impl<'d> Waiter<'d> {
-    fn new(depot: &'d Depot, want: Want, grows: bool) -> Self {
-        let next_try = grows.then(|| (Instant::now() + FIRST_TRY, 2 * FIRST_TRY));
-        Self {
-            depot,
-            want,
-            grows,
-            seat: None,
-            kept_seat: None,
-            is_apart: false,
-            seen: None,
-            in_vain: 0,
-            room: None,
-            next_try,
-            settles: None,
-        }
-    }
-
-    /// Whether it is; then the next time is later.
-    fn is_time_to_try(&mut self) -> bool {
-        let now = Instant::now();
-        let Some((_, pause)) = self.next_try.filter(|&(at, _)| at <= now) else { return false };
-        self.next_try = Some((now + pause, (2 * pause).min(LONGEST_PAUSE)));
-        true
-    }
-
-    fn until_next_try(&self) -> Duration {
-        self.next_try.map_or(Duration::MAX, |(at, _)| at.saturating_duration_since(Instant::now()))
-    }
-
-    /// Goes where it belongs as the slabs are now.
-    fn take_a_place(&mut self, state: &mut State) {
-        let kept_seat = self.kept_seat.take();
-        match (state.can_hold(self.want), self.seat.is_some()) {
-            (true, true) => {}
-            (false, false) if self.is_apart => {}
-            (true, false) => {
-                self.go(state);
-                self.seat = Some(match kept_seat {
-                    Some(seat) => {
-                        state.queue.rejoin(&seat);
-                        seat
-                    }
-                    None => state.queue.join(),
-                });
-            }
-            (false, _) => {
-                self.go(state);
-                state.queue.wake_first();
-                self.is_apart = true;
-                state.apart += 1;
-                state.makers += usize::from(self.grows);
-            }
-        }
-    }
-
-    /// Leaves its place until it takes one again, ahead of those that came later.
-    fn step_aside(&mut self, state: &mut State) {
-        let seat = self.seat.clone();
-        self.go(state);
-        self.kept_seat = seat;
-    }
-
-    /// Leaves its place.
-    fn go(&mut self, state: &mut State) {
-        if let Some(seat) = self.seat.take() {
-            state.queue.leave(&seat);
-        }
-        if std::mem::take(&mut self.is_apart) {
-            state.apart -= 1;
-            state.makers -= usize::from(self.grows);
-        }
-    }
-
-    /// Whether no thread in the queue comes first. One that is apart looks only whether it can make a slab.
-    fn is_next(&self, state: &State) -> bool {
-        match &self.seat {
-            Some(seat) => state.queue.is_first(seat),
-            None => self.grows,
-        }
-    }
-}
-
 /// Whether the pool grows, and the calling thread makes a slab, of this pool or another: what that calls does not
 /// wait for this pool.
-fn grows_on_this_thread(state: &State) -> bool {
+pub(super) fn grows_on_this_thread(state: &State) -> bool {
     state.growing && MAKING.get() > 0
 }
 
 /// A thread is making a slab; dropped when it is done, however that ends.
-struct Growth<'d>(&'d Depot);
+pub(super) struct Growth<'d>(&'d Depot);
 
 thread_local! {
     /// How many slabs this thread is making, each asked for by what the one before has called.
@@ -1241,7 +798,7 @@ thread_local! {
 }
 
 impl<'d> Growth<'d> {
-    fn begin(depot: &'d Depot) -> Self {
+    pub(super) fn begin(depot: &'d Depot) -> Self {
         MAKING.set(MAKING.get() + 1);
         Self(depot)
     }
@@ -1258,7 +815,7 @@ impl Drop for Growth<'_> {
 }
 
 /// Has the budget call its listeners when it is dropped, however what came before has ended.
-struct Settles<'d>(&'d Depot);
+pub(super) struct Settles<'d>(pub(super) &'d Depot);
 
 impl Drop for Settles<'_> {
     fn drop(&mut self) {
@@ -1354,7 +911,12 @@ impl State {
         }
     }
 
-    fn take(&mut self, want: Want) -> Option<NonNull<u8>> {
+    /// A thread has come for something that it could not have without the lock.
+    pub(super) fn note_visit(&mut self) {
+        self.counts.visits += 1;
+    }
+
+    pub(super) fn take(&mut self, want: Want) -> Option<NonNull<u8>> {
         let place = match want {
             Want::Block(class) => self.space.take(class),
             Want::Long { units, align } => self.space.take_long(units as usize, align),
@@ -1371,7 +933,7 @@ impl State {
     }
 
     /// Whether a slab is long enough, used or not.
-    fn can_hold(&self, want: Want) -> bool {
+    pub(super) fn can_hold(&self, want: Want) -> bool {
         self.slabs.iter().flatten().any(|slab| slab.bytes() >= want.slab_bytes())
     }
 
@@ -1380,12 +942,12 @@ impl State {
     }
 
     /// What is free is for the threads that wait, the first of them first.
-    fn take_if_unawaited(&mut self, want: Want) -> Option<NonNull<u8>> {
+    pub(super) fn take_if_unawaited(&mut self, want: Want) -> Option<NonNull<u8>> {
         if self.queue.is_empty() { self.take(want) } else { None }
     }
 
     /// Takes a block back; whether that has emptied its slab.
-    fn put(&mut self, block: NonNull<u8>) -> bool {
+    pub(super) fn put(&mut self, block: NonNull<u8>) -> bool {
         let address = block.addr().get();
         // SAFETY: whatever is put was handed out of a slab, which stays as long as it is out; and
         // slabs go with the lock held. A pointer that never was a buffer is the caller's breach.
@@ -1400,7 +962,7 @@ impl State {
 
     /// What was kept for the queue is room for a slab when the last thread has left that for good. (Not when one steps aside: two
     /// that try in vain would have each other try again and again.)
-    fn release_withheld(&mut self) {
+    pub(super) fn release_withheld(&mut self) {
         if self.withheld && self.queue.is_empty() {
             self.withheld = false;
             self.note_own_room();

@@ -1,0 +1,457 @@
+//! How a buffer is had that is not at hand: by growing, by a raid, by waiting.
+//!
+//! The threads that wait for a buffer that some slab can hold stand in the [queue](super::queue), those that wait until
+//! there is one apart.
+
+use super::config::WhenExhausted;
+use super::depot::{
+    Depot, Forked, Found, Growth, Guard, Hand, Settles, State, Want, grows_on_this_thread,
+};
+use super::error::AllocateError;
+use super::queue::Seat;
+use pinfold_core::foreign;
+use std::ptr::NonNull;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+impl Depot {
+    /// A buffer by the slow way, and some more for the magazines of the thread.
+    pub(super) fn take(
+        &self,
+        want: Want,
+        when: WhenExhausted,
+        hand: Option<&Hand>,
+    ) -> Result<NonNull<u8>, AllocateError> {
+        if self.is_forked() {
+            return Err(AllocateError::Forked);
+        }
+        if want.slab_bytes() > self.bounds().longest {
+            return Err(self.too_long(want));
+        }
+        let mut state = self.lock();
+        state.note_visit();
+        let block = match state.take_if_unawaited(want) {
+            Some(block) => block,
+            None => {
+                let (again, block) = self.take_what_is_not_there(state, want, when)?;
+                state = again;
+                block?
+            }
+        };
+        if let (Want::Block(class), Some(hand)) = (want, hand) {
+            self.fill_hand(&mut state, class, hand);
+        }
+        Ok(block)
+    }
+
+    fn too_long(&self, want: Want) -> AllocateError {
+        let bytes = want.kind().bytes();
+        AllocateError::TooLong { bytes, max_bytes: self.bounds().longest }
+    }
+
+    /// By growing, by a raid, by waiting, as far as the caller wants that.
+    ///
+    /// A thread tries once to make a slab before it raids and waits. It goes round only behind the slabs of others, for
+    /// as long as its patience lasts.
+    fn take_what_is_not_there<'d>(
+        &'d self,
+        mut state: Guard<'d>,
+        want: Want,
+        when: WhenExhausted,
+    ) -> Found<'d, Result<NonNull<u8>, AllocateError>> {
+        let (mut refused, mut watched) = (None, Duration::ZERO);
+        while when.grows() && refused.is_none() {
+            let began = Instant::now();
+            let left = when.patience().map(|patience| patience.saturating_sub(watched));
+            let (again, grown) = self.grow_or_watch(state, want, left)?;
+            state = again;
+            // A thread that made a slab has taken from it; what others made, and what came back while it could make
+            // none, is for those that wait.
+            match grown {
+                Grown::Made(block) => return Ok((state, Ok(block))),
+                Grown::ByAnother => watched += began.elapsed(),
+                Grown::Refused(error) => refused = Some(error),
+            }
+            if let Some(block) = state.take_if_unawaited(want) {
+                return Ok((state, Ok(block)));
+            }
+            if when.patience().is_some_and(|patience| patience <= watched) {
+                break;
+            }
+        }
+        if state.queue.is_empty() {
+            self.raid(&mut state);
+        }
+        let patience = when.patience().filter(|_| !grows_on_this_thread(&state));
+        match (state.take_if_unawaited(want), patience) {
+            (Some(block), _) => Ok((state, Ok(block))),
+            (None, Some(patience)) => {
+                self.wait(state, Waiter::new(self, want, when.grows()), patience, watched)
+            }
+            (None, None) => {
+                let error =
+                    refused.unwrap_or(AllocateError::Exhausted(self.standing(&state, want)));
+                Ok((state, Err(error)))
+            }
+        }
+    }
+
+    /// Waits until those who came before have theirs, and something that fits has been put back. It has waited for
+    /// slabs of others `before`.
+    fn wait<'d>(
+        &'d self,
+        mut state: Guard<'d>,
+        mut waiter: Waiter<'d>,
+        patience: Duration,
+        before: Duration,
+    ) -> Found<'d, Result<NonNull<u8>, AllocateError>> {
+        let began = Instant::now();
+        let block = loop {
+            let left = patience.saturating_sub(before + began.elapsed());
+            waiter.take_a_place(&mut state);
+            self.open_unless_awaited(&state);
+            let (again, looked) = self.look(state, &mut waiter, left.is_zero())?;
+            state = again;
+            match looked {
+                Looked::Found(block) => break Some(block),
+                _ if left.is_zero() => break None,
+                Looked::Again => state = self.settle_aside(state, &mut waiter)?,
+                Looked::Nothing => state = self.sleep(state, &waiter, left),
+            }
+        };
+        waiter.go(&mut state);
+        let (state, block) = self.after_wait(state, block, waiter.settles.take())?;
+        let pool = self.standing(&state, waiter.want);
+        let waited = before + began.elapsed();
+        Ok((state, block.ok_or(AllocateError::TimedOut { waited, pool })))
+    }
+
+    /// What there is for a thread that waits; the lock is released only to make a slab. No listener is called: the
+    /// thread has its place still.
+    fn look<'d>(
+        &'d self,
+        mut state: Guard<'d>,
+        waiter: &mut Waiter<'d>,
+        is_last: bool,
+    ) -> Found<'d, Looked> {
+        // In this order, and whether it is its turn or not: the next time is later.
+        let is_time = waiter.is_time_to_try() || is_last;
+        if !waiter.is_next(&state) {
+            return Ok((state, Looked::Nothing));
+        }
+        // The gate stays closed from here on: what is put, is put where it is found.
+        self.raid(&mut state);
+        if waiter.seat.is_some()
+            && let Some(block) = state.take(waiter.want)
+        {
+            return Ok((state, Looked::Found(block)));
+        }
+        let worth_it = is_time || waiter.seen != Some(state.room_made);
+        if !waiter.grows || !worth_it || state.growing || !self.could_grow(&state, waiter.want) {
+            return Ok((state, Looked::Nothing));
+        }
+        waiter.seen = Some(state.room_made);
+        waiter.settles.get_or_insert(Settles(self));
+        let block = self.grow_unless_in_vain(state, waiter, is_time);
+        Ok((self.lock_again()?, block.map_or(Looked::Again, Looked::Found)))
+    }
+
+    /// Makes a slab for a thread that waits, and takes a block of it.
+    ///
+    /// Not if that was tried so often in vain that only more room helps, unless it `is_time` to try whatever is known of room.
+    /// Another pool's grant that came back unused makes none, but has this one notified, which it had kept from a grant;
+    /// this one's does the same for the other, and so on.
+    fn grow_unless_in_vain(
+        &self,
+        mut state: Guard<'_>,
+        waiter: &mut Waiter<'_>,
+        is_time: bool,
+    ) -> Option<NonNull<u8>> {
+        let own_room_made = state.own_room_made;
+        state.growing = true;
+        drop(state);
+        let _growth = Growth::begin(self);
+        // First, so that what is released behind the count has this pool notified; also one whose device refuses what it was
+        // granted, which no budget knows of: what another pool gives back may make room in the device.
+        self.allowance.await_room();
+        if self.is_forked() {
+            return None;
+        }
+        let room = self.allowance.released().map(|released| (released, own_room_made));
+        if room.is_none() || room != waiter.room {
+            (waiter.room, waiter.in_vain) = (room, 0);
+        }
+        if waiter.in_vain >= IN_VAIN && !is_time {
+            return None;
+        }
+        let mut gave_back = false;
+        let block = self.grow(waiter.want, waiter.seat.as_ref(), &mut gave_back);
+        // One that was granted nothing has no other pool notified, and its own device was not asked.
+        waiter.in_vain += u32::from(gave_back);
+        block.ok().flatten()
+    }
+
+    /// Has listeners called for a slab that was tried in vain. Meanwhile others are served as if the thread did not
+    /// wait: a listener may wait for one of them.
+    fn settle_aside<'d>(
+        &'d self,
+        mut state: Guard<'d>,
+        waiter: &mut Waiter<'d>,
+    ) -> Result<Guard<'d>, Forked> {
+        waiter.step_aside(&mut state);
+        self.open_unless_awaited(&state);
+        self.wake(&state);
+        drop(state);
+        drop(waiter.settles.take());
+        self.lock_again()
+    }
+
+    fn sleep<'d>(&'d self, state: Guard<'d>, waiter: &Waiter<'d>, left: Duration) -> Guard<'d> {
+        let at_most = left.min(waiter.until_next_try());
+        let woken = match &waiter.seat {
+            Some(seat) => seat.woken.wait_timeout(state, at_most),
+            None => self.changed.wait_timeout(state, at_most),
+        };
+        woken.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// A thread waits no more, with a `block` or without: there may be something for the next one, or
+    /// no thread for which to keep what is empty. Listeners are called for a slab that it tried to make.
+    ///
+    /// Should any of that panic, the block is no thread's, and is put back before the panic goes on.
+    fn after_wait<'d>(
+        &'d self,
+        mut state: Guard<'d>,
+        block: Option<NonNull<u8>>,
+        settles: Option<Settles<'d>>,
+    ) -> Found<'d, Option<NonNull<u8>>> {
+        self.open_unless_awaited(&state);
+        state.release_withheld();
+        self.wake(&state);
+        let surplus = self.surplus(&mut state);
+        if surplus.is_empty() && settles.is_none() {
+            return Ok((state, block));
+        }
+        drop(state);
+        let given_back = foreign::call(|| {
+            let _settles = settles;
+            self.give_back(surplus);
+        });
+        let mut state = self.lock_again()?;
+        let Err(panicked) = given_back else { return Ok((state, block)) };
+        let emptied = block.is_some_and(|block| state.put(block));
+        // A second panic has nowhere to go.
+        let _again = foreign::call(|| self.after_puts(state, emptied));
+        panicked.resume_unless_unwinding();
+        Ok((self.lock_again()?, None))
+    }
+
+    /// Makes a slab and takes a block of it, or waits while another thread makes one, for so long at most.
+    ///
+    /// A registrar or an allowance may ask a pool for a buffer while one grows on its thread:
+    /// it does not wait, because its own thread, or one that waits for this, is what it would wait for. A budget's
+    /// listener is called when other threads wait for this growth no more: it may wait for one of them. By then the
+    /// block is in use, so that what the listener gives back of this pool is not its slab. The caller has no place in
+    /// the queue.
+    fn grow_or_watch<'d>(
+        &'d self,
+        state: Guard<'d>,
+        want: Want,
+        patience: Option<Duration>,
+    ) -> Found<'d, Grown> {
+        if grows_on_this_thread(&state) {
+            let error = AllocateError::Exhausted(self.standing(&state, want));
+            return Ok((state, Grown::Refused(error)));
+        }
+        if state.growing {
+            return Ok((self.watch_growth(state, patience), Grown::ByAnother));
+        }
+        // Dropped behind the growth, should that panic.
+        let settles = Settles(self);
+        let grown = self.grow_alone(state, want, None);
+        let block = grown.as_ref().ok().copied().flatten();
+        let (state, block) = self.after_wait(self.lock_again()?, block, Some(settles))?;
+        let nothing = || AllocateError::Exhausted(self.standing(&state, want));
+        let refused = |grown: Result<_, _>| Grown::Refused(grown.err().unwrap_or_else(nothing));
+        let grown = block.map_or_else(|| refused(grown), Grown::Made);
+        Ok((state, grown))
+    }
+
+    /// Makes a slab while no other thread does, and takes a block of it. The caller settles.
+    fn grow_alone(
+        &self,
+        mut state: Guard<'_>,
+        want: Want,
+        seat: Option<&Seat>,
+    ) -> Result<Option<NonNull<u8>>, AllocateError> {
+        state.growing = true;
+        drop(state);
+        let _growth = Growth::begin(self);
+        self.grow(want, seat, &mut false)
+    }
+
+    /// Waits while another thread makes a slab.
+    fn watch_growth<'d>(&'d self, state: Guard<'d>, patience: Option<Duration>) -> Guard<'d> {
+        let growing = |state: &mut State| state.growing;
+        match patience {
+            None => self.changed.wait_while(state, growing).unwrap_or_else(PoisonError::into_inner),
+            Some(left) => {
+                let watched = self.changed.wait_timeout_while(state, left, growing);
+                watched.unwrap_or_else(PoisonError::into_inner).0
+            }
+        }
+    }
+}
+
+/// A thread that waits for a buffer: in the queue as long as a slab can hold that, apart else. It leaves its
+/// place however its wait ends, also by a panic of a device or the budget, which would close the pool to all.
+struct Waiter<'d> {
+    depot: &'d Depot,
+    want: Want,
+    /// Whether it would make a slab.
+    grows: bool,
+    seat: Option<Seat>,
+    /// The seat that it has left for a moment, and takes again.
+    kept_seat: Option<Seat>,
+    /// Whether it is counted among those apart.
+    is_apart: bool,
+    /// How often room had been made when it last tried to make a slab: without more there is no
+    /// point in trying again, and two who try would wake each other for ever.
+    seen: Option<u64>,
+    /// How often it has given back unused what it was granted for a slab, since there was more room for good.
+    in_vain: u32,
+    /// How often there had been, in the budget and in the pool.
+    room: Option<(u64, u64)>,
+    /// When it tries to make a slab next, whatever it has been told of room, and how long after that once more; `None` if
+    /// it would make none.
+    next_try: Option<(Instant, Duration)>,
+    /// It has tried to make a slab. Listeners are called when it has no place: they may wait for a thread behind it.
+    settles: Option<Settles<'d>>,
+}
+
+/// So often a thread that waits gives back what it was granted, and tries again although nothing was released: what the
+/// device lacked may have been another pool's try.
+const IN_VAIN: u32 = 4;
+
+/// A thread that waits for a slab tries to make one after so long, and then after twice as long each time: there is
+/// room that no drawer tells of, as a registration of a cache that is leased no more, an empty slab that another pool keeps for
+/// itself, and what another process unpins.
+const FIRST_TRY: Duration = Duration::from_millis(10);
+
+/// The tries are so long apart at most.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What came of a slab that was wanted.
+enum Grown {
+    /// The calling thread made one, and has a block.
+    Made(NonNull<u8>),
+    /// Another thread has made one, or tried to.
+    ByAnother,
+    /// The calling thread could have none.
+    Refused(AllocateError),
+}
+
+/// What a waiting thread found.
+enum Looked {
+    Found(NonNull<u8>),
+    /// The lock was released meanwhile.
+    Again,
+    /// Nothing, and so it will be until it is woken.
+    Nothing,
+}
+
+impl Drop for Waiter<'_> {
+    /// With the lock held it has no place any more, and has settled. Else it settles behind this.
+    fn drop(&mut self) {
+        let has_place = self.seat.is_some() || self.is_apart;
+        if has_place && let Ok(mut state) = self.depot.lock_again() {
+            self.go(&mut state);
+            self.depot.open_unless_awaited(&state);
+            state.release_withheld();
+            self.depot.wake(&state);
+        }
+    }
+}
+
+impl<'d> Waiter<'d> {
+    fn new(depot: &'d Depot, want: Want, grows: bool) -> Self {
+        let next_try = grows.then(|| (Instant::now() + FIRST_TRY, 2 * FIRST_TRY));
+        Self {
+            depot,
+            want,
+            grows,
+            seat: None,
+            kept_seat: None,
+            is_apart: false,
+            seen: None,
+            in_vain: 0,
+            room: None,
+            next_try,
+            settles: None,
+        }
+    }
+
+    /// Whether it is; then the next time is later.
+    fn is_time_to_try(&mut self) -> bool {
+        let now = Instant::now();
+        let Some((_, pause)) = self.next_try.filter(|&(at, _)| at <= now) else { return false };
+        self.next_try = Some((now + pause, (2 * pause).min(LONGEST_PAUSE)));
+        true
+    }
+
+    fn until_next_try(&self) -> Duration {
+        self.next_try.map_or(Duration::MAX, |(at, _)| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Goes where it belongs as the slabs are now.
+    fn take_a_place(&mut self, state: &mut State) {
+        let kept_seat = self.kept_seat.take();
+        match (state.can_hold(self.want), self.seat.is_some()) {
+            (true, true) => {}
+            (false, false) if self.is_apart => {}
+            (true, false) => {
+                self.go(state);
+                self.seat = Some(match kept_seat {
+                    Some(seat) => {
+                        state.queue.rejoin(&seat);
+                        seat
+                    }
+                    None => state.queue.join(),
+                });
+            }
+            (false, _) => {
+                self.go(state);
+                state.queue.wake_first();
+                self.is_apart = true;
+                state.apart += 1;
+                state.makers += usize::from(self.grows);
+            }
+        }
+    }
+
+    /// Leaves its place until it takes one again, ahead of those that came later.
+    fn step_aside(&mut self, state: &mut State) {
+        let seat = self.seat.clone();
+        self.go(state);
+        self.kept_seat = seat;
+    }
+
+    /// Leaves its place.
+    fn go(&mut self, state: &mut State) {
+        if let Some(seat) = self.seat.take() {
+            state.queue.leave(&seat);
+        }
+        if std::mem::take(&mut self.is_apart) {
+            state.apart -= 1;
+            state.makers -= usize::from(self.grows);
+        }
+    }
+
+    /// Whether no thread in the queue comes first. One that is apart looks only whether it can make a slab.
+    fn is_next(&self, state: &State) -> bool {
+        match &self.seat {
+            Some(seat) => state.queue.is_first(seat),
+            None => self.grows,
+        }
+    }
+}
