@@ -8,6 +8,7 @@
 //! | module | calls |
 //! |---|---|
 //! | [`errno`] | the kernel's error numbers |
+//! | [`control_group`] | which control groups count this process, and their limits |
 //! | [`process`], [`thread`], [`priority`], [`signal`], [`poll`] | facts of the process, threads without signals, waiting |
 //! | [`descriptor`], [`own_process`], [`socket`], [`futex`], [`membarrier`] | files, connections, wake-ups, barriers |
 //! | [`memory`], [`mapping`], [`pages`], [`numa`], [`trial`] | mappings and their pages, on ranges and as owned values; changes to test monitors by |
@@ -28,7 +29,7 @@
 //! argument. Nothing in [`descriptor`], [`futex`], [`procmap`] and [`userfaultfd`] allocates or takes a lock, so
 //! that the reader of a monitor may use all of it.
 //!
-//! The order of layers, each using only what stands before it: `errno`, `request`, `zeroed`, `symbols`, `futex`,
+//! The order of layers, each using only what stands before it: `control_group`, `errno`, `request`, `zeroed`, `symbols`, `futex`,
 //! `membarrier`, `io_uring`, `memory`, `poll`, `process`, `process_page`, `signal`, `numa`, `thread`, `priority`, `descriptor`, `own_process`, `pages`, `procmap`, `socket`,
 //! `userfaultfd`, `words`, `fork_holes`, `mapping`, `trial`.
 //!
@@ -42,6 +43,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("these are calls of the Linux kernel");
 
+pub mod control_group;
 pub mod descriptor;
 pub mod errno;
 mod fork_holes;
