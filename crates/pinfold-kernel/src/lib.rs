@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`errno`] | the kernel's error numbers |
 //! | [`control_group`] | which control groups count this process, and their limits |
-//! | [`process`], [`thread`], [`priority`], [`signal`], [`poll`] | facts of the process, threads without signals, waiting |
+//! | [`process`], [`thread`], [`priority`], [`signal`], [`child`], [`poll`] | facts of the process, threads without signals, children, waiting |
 //! | [`descriptor`], [`own_process`], [`socket`], [`futex`], [`membarrier`] | files, connections, wake-ups, barriers |
 //! | [`memory`], [`mapping`], [`pages`], [`numa`], [`trial`] | mappings and their pages, on ranges and as owned values; changes to test monitors by |
 //! | [`procmap`], [`userfaultfd`], [`io_uring`], [`symbols`] | the table of mappings, its changes, fixed buffers, the dynamic linker |
@@ -30,7 +30,7 @@
 //! that the reader of a monitor may use all of it.
 //!
 //! The order of layers, each using only what stands before it: `control_group`, `errno`, `request`, `zeroed`, `symbols`, `futex`,
-//! `membarrier`, `io_uring`, `memory`, `poll`, `process`, `process_page`, `signal`, `numa`, `thread`, `priority`, `descriptor`, `own_process`, `pages`, `procmap`, `socket`,
+//! `membarrier`, `io_uring`, `memory`, `poll`, `process`, `process_page`, `signal`, `child`, `numa`, `thread`, `priority`, `descriptor`, `own_process`, `pages`, `procmap`, `socket`,
 //! `userfaultfd`, `words`, `fork_holes`, `mapping`, `trial`.
 //!
 //! # Safety
@@ -43,6 +43,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("these are calls of the Linux kernel");
 
+pub mod child;
 pub mod control_group;
 pub mod descriptor;
 pub mod errno;
