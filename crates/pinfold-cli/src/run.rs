@@ -17,13 +17,12 @@ mod wait;
 mod warnings;
 
 use crate::output::{Failure, Output};
-use environment::Environment;
 use launcher::Launcher;
 use parameters::Files;
 use reports::Reports;
 use settings::Middleware;
 use std::env::var_os;
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -127,10 +126,10 @@ impl<'a> Job<'a> {
     }
 
     /// What is started, with its environment.
-    fn prepared(self) -> io::Result<(Command, Environment)> {
+    fn prepared(self) -> io::Result<(Command, Vec<CString>)> {
         let mut command = Command::new(self.program);
         command.args(self.words);
-        Ok((command, Environment::with(&self.variables)?))
+        Ok((command, environment::with(&self.variables)?))
     }
 
     /// Sets what the middleware needs, has it sent to the ranks, and says what stays dangerous.

@@ -280,7 +280,8 @@ unsafe fn close_unless_kept(number: Descriptor, kept: &[Descriptor]) {
     }
 }
 
-fn is_open(number: Descriptor) -> bool {
+/// Whether the number stands for something.
+pub fn is_open(number: Descriptor) -> bool {
     named(number).is_ok_and(|number| rustix::io::fcntl_getfd(number).is_ok())
 }
 

@@ -8,7 +8,8 @@
 //! | module | calls |
 //! |---|---|
 //! | [`errno`] | the kernel's error numbers |
-//! | [`process`], [`thread`], [`priority`], [`signal`], [`poll`] | facts of the process, threads without signals, waiting |
+//! | [`control_group`] | which control groups count this process, and their limits |
+//! | [`process`], [`thread`], [`priority`], [`signal`], [`child`], [`poll`] | facts of the process, threads without signals, children, waiting |
 //! | [`descriptor`], [`own_process`], [`socket`], [`futex`], [`membarrier`] | files, connections, wake-ups, barriers |
 //! | [`memory`], [`mapping`], [`pages`], [`numa`], [`trial`] | mappings and their pages, on ranges and as owned values; changes to test monitors by |
 //! | [`procmap`], [`userfaultfd`], [`io_uring`], [`symbols`] | the table of mappings, its changes, fixed buffers, the dynamic linker |
@@ -28,8 +29,8 @@
 //! argument. Nothing in [`descriptor`], [`futex`], [`procmap`] and [`userfaultfd`] allocates or takes a lock, so
 //! that the reader of a monitor may use all of it.
 //!
-//! The order of layers, each using only what stands before it: `errno`, `request`, `zeroed`, `symbols`, `futex`,
-//! `membarrier`, `io_uring`, `memory`, `poll`, `process`, `process_page`, `signal`, `numa`, `thread`, `priority`, `descriptor`, `own_process`, `pages`, `procmap`, `socket`,
+//! The order of layers, each using only what stands before it: `control_group`, `errno`, `request`, `zeroed`, `symbols`, `futex`,
+//! `membarrier`, `io_uring`, `memory`, `poll`, `process`, `process_page`, `signal`, `child`, `numa`, `thread`, `priority`, `descriptor`, `own_process`, `pages`, `procmap`, `socket`,
 //! `userfaultfd`, `words`, `fork_holes`, `mapping`, `trial`.
 //!
 //! # Safety
@@ -42,6 +43,8 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("these are calls of the Linux kernel");
 
+pub mod child;
+pub mod control_group;
 pub mod descriptor;
 pub mod errno;
 mod fork_holes;

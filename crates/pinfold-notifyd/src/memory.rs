@@ -5,40 +5,28 @@
 //! group at its limit the kernel ends a process, which would be the helper. So from some way below the limit on, no
 //! view is made. Of control groups of version 1 nothing is known here.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use pinfold_kernel::control_group::{ControlGroup, Version};
+use std::path::Path;
 
 /// What stays free, for the helper itself and for what the kernel charges in advance: this share of the limit...
 const SHARE: u64 = 8;
 /// ... and no more, where other programs use most of what a large group has.
 const MOST_RESERVED: u64 = 64 << 20;
-const ROOT: &str = "/sys/fs/cgroup";
-/// At the first the kernel ends a process, at the second it slows all down.
-const LIMITS: [&str; 2] = ["memory.max", "memory.high"];
-/// What the kernel takes back before it ends a process.
-const RECLAIMABLE: [&str; 3] = ["active_file", "inactive_file", "slab_reclaimable"];
 
 /// The control groups whose limits hold for this process.
 #[derive(Debug)]
-pub(crate) struct GroupMemory(Vec<PathBuf>);
+pub(crate) struct GroupMemory(Vec<ControlGroup>);
 
 impl GroupMemory {
     /// The group of this process and those above it.
     pub(crate) fn own() -> Self {
-        Self::of(Path::new(ROOT), &fs::read_to_string("/proc/self/cgroup").unwrap_or_default())
+        Self::below(Path::new("/"))
     }
 
-    /// As `/proc/self/cgroup` says, where the groups are at `root`.
-    pub(crate) fn of(root: &Path, membership: &str) -> Self {
-        let own = membership.lines().find_map(|line| line.strip_prefix("0::/"));
-        let groups = own.map(|own| root.join(own)).unwrap_or_default();
-        Self(
-            groups
-                .ancestors()
-                .take_while(|group| group.starts_with(root))
-                .map(Into::into)
-                .collect(),
-        )
+    /// The same, with `/proc` and `/sys` below `root`.
+    pub(crate) fn below(root: &Path) -> Self {
+        let groups = ControlGroup::of_this_process(root, "memory").unwrap_or_default();
+        Self(groups.into_iter().filter(|group| group.version() == Version::V2).collect())
     }
 
     /// Whether one of them is near its limit. Some system calls.
@@ -48,30 +36,20 @@ impl GroupMemory {
 }
 
 /// `None` where there is no limit.
-fn is_near_limit(group: &Path) -> Option<bool> {
-    let limit = LIMITS.iter().filter_map(|name| number(&group.join(name))).min()?;
+fn is_near_limit(group: &ControlGroup) -> Option<bool> {
+    // At the first the kernel ends a process, at the second it slows all down.
+    let limits = [group.memory_max(), group.memory_high()].into_iter();
+    let limit = limits.filter_map(|limit| limit.value.ok().flatten()).min()?;
     let most = limit - (limit / SHARE).min(MOST_RESERVED);
-    let used = number(&group.join("memory.current"))?;
-    Some(used > most && used.saturating_sub(reclaimable(group)) > most)
-}
-
-/// `None` for `max`, which is no limit.
-fn number(file: &Path) -> Option<u64> {
-    fs::read_to_string(file).ok()?.trim().parse().ok()
-}
-
-fn reclaimable(group: &Path) -> u64 {
-    let statistics = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
-    let amount = |line: &str| {
-        let (name, bytes) = line.split_once(' ')?;
-        if RECLAIMABLE.contains(&name) { bytes.parse::<u64>().ok() } else { None }
-    };
-    statistics.lines().filter_map(amount).sum()
+    let used = group.memory_in_use().value.ok()?;
+    Some(used > most && used.saturating_sub(group.memory_reclaimable()) > most)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use std::fs;
+    use std::path::PathBuf;
 
     /// Files in the place of control groups, until this is dropped: a slice with 800 bytes and a service with 400 in it.
     pub(crate) struct Groups(PathBuf);
@@ -80,7 +58,7 @@ pub(crate) mod tests {
         pub(crate) fn new(name: &str) -> Self {
             let name = format!("pinfold-groups-{name}-{}", std::process::id());
             let groups = Self(std::env::temp_dir().join(name));
-            fs::create_dir_all(groups.0.join("slice/service")).unwrap();
+            groups.write_file("proc/self/mountinfo", "30 23 0:26 / /sys rw - cgroup2 cgroup2 rw\n");
             groups.write("slice", "memory.max", "800\n");
             groups.write("slice/service", "memory.max", "400\n");
             groups.write("slice/service", "memory.high", "max\n");
@@ -90,7 +68,13 @@ pub(crate) mod tests {
         }
 
         fn write(&self, group: &str, file: &str, text: &str) {
-            fs::write(self.0.join(group).join(file), text).unwrap();
+            self.write_file(&format!("sys/{group}/{file}"), text);
+        }
+
+        fn write_file(&self, path: &str, text: &str) {
+            let path = self.0.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
         }
 
         pub(crate) fn use_up(&self, group: &str, bytes: u64) {
@@ -98,7 +82,12 @@ pub(crate) mod tests {
         }
 
         pub(crate) fn of_service(&self) -> GroupMemory {
-            GroupMemory::of(&self.0, "1:name=systemd:/other\n0::/slice/service\n")
+            self.of_member("1:name=systemd:/other\n0::/slice/service\n")
+        }
+
+        fn of_member(&self, membership: &str) -> GroupMemory {
+            self.write_file("proc/self/cgroup", membership);
+            GroupMemory::below(&self.0)
         }
     }
 
@@ -157,8 +146,9 @@ pub(crate) mod tests {
     #[test]
     fn where_there_is_no_limit_memory_is_not_scarce() {
         let groups = Groups::new("none");
+        groups.use_up("slice", 800);
         for membership in ["", "0::/\n", "4:memory:/slice\n", "0::/../elsewhere\n"] {
-            assert!(!GroupMemory::of(&groups.0, membership).is_scarce(), "{membership}");
+            assert!(!groups.of_member(membership).is_scarce(), "{membership}");
         }
     }
 }

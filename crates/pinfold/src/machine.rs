@@ -1,7 +1,9 @@
-//! The one reader of limits: `/proc` and `/sys` below a root, which tests make up, and what is read there.
+//! The one reader of limits: `/proc` and `/sys` below a root, which tests make up, and what is read there. Those of control
+//! groups are read in [`pinfold_kernel::control_group`], which the helper has, too.
 //!
 //! Every parser takes text and panics on none.
 
+use pinfold_kernel::control_group::ControlGroup;
 use pinfold_kernel::descriptor::read_link;
 use pinfold_kernel::process::Resource;
 use std::ffi::CString;
@@ -79,6 +81,11 @@ impl Machine {
         Self::at(Path::new("/"))
     }
 
+    /// The groups in which `controller` counts this process, its own first; `None` where that cannot be known.
+    pub(crate) fn control_groups(&self, controller: &str) -> Option<Vec<ControlGroup>> {
+        ControlGroup::of_this_process(&self.root, controller)
+    }
+
     fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
@@ -138,7 +145,7 @@ impl Machine {
     }
 }
 
-fn unread(error: &io::Error) -> Unread {
+pub(crate) fn unread(error: &io::Error) -> Unread {
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Unread::Missing,
         io::ErrorKind::PermissionDenied => Unread::Forbidden,
@@ -199,133 +206,6 @@ pub(crate) fn number(text: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
-/// A number, or `max`, which is none.
-pub(crate) fn number_or_max(text: &str) -> Option<Option<u64>> {
-    match text.trim() {
-        "max" => Some(None),
-        digits => digits.parse().ok().map(Some),
-    }
-}
-
-/// A limit of the first version of control groups, where a number beyond all memory is none.
-pub(crate) fn number_or_huge(text: &str) -> Option<Option<u64>> {
-    // The kernel rounds the largest signed number down to a page, of 64 KiB at most.
-    const NONE: u64 = i64::MAX as u64 & !0xffff;
-    number(text).map(|bytes| Some(bytes).filter(|&bytes| bytes < NONE))
-}
-
-/// `hca_object` of each device in an `rdma.max`; a device without a limit is left out.
-pub(crate) fn rdma_objects(text: &str) -> Vec<(String, u64)> {
-    text.lines()
-        .filter_map(|line| {
-            let mut words = line.split_whitespace();
-            let device = words.next()?;
-            let objects = words.find_map(|word| word.strip_prefix("hca_object="))?;
-            Some((device.to_owned(), objects.parse().ok()?))
-        })
-        .collect()
-}
-
-/// Where a process stands in one hierarchy of control groups.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Membership {
-    /// The one hierarchy of version 2.
-    Unified { path: String },
-    /// A hierarchy of version 1 with these controllers.
-    Legacy { controllers: Vec<String>, path: String },
-}
-
-/// `/proc/self/cgroup`; lines that make no sense are passed over.
-pub(crate) fn memberships(text: &str) -> Vec<Membership> {
-    text.lines()
-        .filter_map(|line| {
-            let mut fields = line.splitn(3, ':');
-            let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-            number.parse::<u32>().ok()?;
-            let path = path.to_owned();
-            let controllers: Vec<String> =
-                controllers.split(',').filter(|name| !name.is_empty()).map(Into::into).collect();
-            Some(match controllers.is_empty() {
-                true => Membership::Unified { path },
-                false => Membership::Legacy { controllers, path },
-            })
-        })
-        .collect()
-}
-
-/// Where a hierarchy of control groups is mounted.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Mount {
-    /// The group that the mount point shows.
-    pub(crate) root: String,
-    pub(crate) point: String,
-    /// `cgroup` or `cgroup2`.
-    pub(crate) kind: String,
-    /// The options of the file system, which name the controllers of version 1.
-    pub(crate) options: String,
-}
-
-/// The hierarchies of control groups in `/proc/self/mountinfo`.
-pub(crate) fn group_mounts(text: &str) -> Vec<Mount> {
-    text.lines().filter_map(group_mount).collect()
-}
-
-fn group_mount(line: &str) -> Option<Mount> {
-    let (mount, file_system) = line.split_once(" - ")?;
-    let mut mount = mount.split(' ').skip(3);
-    let (root, point) = (unescaped(mount.next()?), unescaped(mount.next()?));
-    let mut file_system = file_system.split(' ');
-    let kind = file_system.next().filter(|kind| matches!(*kind, "cgroup" | "cgroup2"))?;
-    let options = file_system.nth(1).unwrap_or_default();
-    Some(Mount { root, point, kind: kind.to_owned(), options: options.to_owned() })
-}
-
-/// The kernel writes blanks in paths as `\040`.
-fn unescaped(field: &str) -> String {
-    let mut parts = field.split('\\');
-    let mut text = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let octal = part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match octal {
-            Some(byte) if byte.is_ascii() => {
-                text.push(char::from(byte));
-                text.push_str(&part[3..]);
-            }
-            _ => {
-                text.push('\\');
-                text.push_str(part);
-            }
-        }
-    }
-    text
-}
-
-/// The directories of a group and of all above it, up to the mount point: the group's own first.
-///
-/// `None` if the mount does not show the group: it lies above or next to what the mount shows.
-pub(crate) fn directories(mount: &Mount, path: &str) -> Option<Vec<String>> {
-    let below = match mount.root.as_str() {
-        "/" => path,
-        root => path.strip_prefix(root).filter(|rest| rest.is_empty() || rest.starts_with('/'))?,
-    };
-    let mut names: Vec<&str> = below.split('/').filter(|name| !name.is_empty()).collect();
-    if names.contains(&"..") {
-        return None;
-    }
-    let mut directories = Vec::with_capacity(names.len() + 1);
-    loop {
-        let mut directory = mount.point.clone();
-        names.iter().for_each(|name| {
-            directory.push('/');
-            directory.push_str(name);
-        });
-        directories.push(directory);
-        if names.pop().is_none() {
-            return Some(directories);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,78 +241,11 @@ mod tests {
         assert_eq!(word(text, "NoNewPrivs:"), Some("1"));
     }
 
-    #[test]
-    fn no_limit_has_two_spellings() {
-        assert_eq!(number_or_max("max\n"), Some(None));
-        assert_eq!(number_or_max("4096\n"), Some(Some(4096)));
-        assert_eq!(number_or_max("lots"), None);
-        assert_eq!(number_or_huge("9223372036854771712\n"), Some(None));
-        assert_eq!(number_or_huge("9223372036854710272\n"), Some(None));
-        assert_eq!(number_or_huge("1073741824\n"), Some(Some(1 << 30)));
-    }
-
-    #[test]
-    fn both_versions_of_control_groups_are_told_apart() {
-        let found = memberships("4:memory:/a/b\n3:cpu,cpuacct:/a\n0::/user.slice/x:y\nnonsense\n");
-        let legacy = |names: &[&str], path: &str| Membership::Legacy {
-            controllers: names.iter().map(|&name| name.into()).collect(),
-            path: path.into(),
-        };
-        let unified = Membership::Unified { path: "/user.slice/x:y".into() };
-        assert_eq!(
-            found,
-            [legacy(&["memory"], "/a/b"), legacy(&["cpu", "cpuacct"], "/a"), unified]
-        );
-    }
-
-    #[test]
-    fn mounts_of_control_groups_are_found_among_others() {
-        let text = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n\
-                    35 31 0:32 /a\\040b /sys/fs/cgroup/memory rw,x shared:9 - cgroup none rw,memory\n\
-                    41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
-        let mounts = group_mounts(text);
-        let (kinds, roots): (Vec<_>, Vec<_>) =
-            mounts.iter().map(|mount| (mount.kind.as_str(), mount.root.as_str())).unzip();
-        assert_eq!((kinds, roots), (vec!["cgroup", "cgroup2"], vec!["/a b", "/"]));
-        assert_eq!(mounts[0].options, "rw,memory");
-    }
-
-    #[test]
-    fn a_group_is_walked_up_to_what_the_mount_shows() {
-        let mount = |root: &str| Mount {
-            root: root.into(),
-            point: "/g".into(),
-            kind: "cgroup2".into(),
-            options: String::new(),
-        };
-        let up = |root, path| directories(&mount(root), path);
-        let words = |names: &[&str]| Some(names.iter().map(|&n| n.to_owned()).collect::<Vec<_>>());
-        assert_eq!(up("/", "/"), words(&["/g"]));
-        assert_eq!(up("/", "/a/b"), words(&["/g/a/b", "/g/a", "/g"]));
-        assert_eq!(up("/pod", "/pod/a"), words(&["/g/a", "/g"]));
-        assert_eq!(up("/pod", "/podium"), None);
-        assert_eq!(up("/", "/../other"), None);
-    }
-
-    #[test]
-    fn limits_of_rdma_objects_name_their_device() {
-        let text = "mlx5_0 hca_handle=2 hca_object=2000\nrxe0 hca_handle=max hca_object=max\n";
-        assert_eq!(rdma_objects(text), [("mlx5_0".to_owned(), 2000)]);
-    }
-
     proptest! {
         #[test]
         fn no_text_harms_a_parser(text in "[ -~\n\t\\\\:/é]{0,200}") {
             let _ = limit(&text, "Max");
             let _ = (kilobytes(&text, "Vm"), capabilities(&text, "Cap"), number(&text));
-            let _ = (number_or_max(&text), number_or_huge(&text), rdma_objects(&text));
-            for membership in memberships(&text) {
-                let (Membership::Unified { path } | Membership::Legacy { path, .. }) = membership;
-                for mount in group_mounts(&text) {
-                    let _ = directories(&mount, &path);
-                }
-            }
-            let _ = unescaped(&text);
         }
 
         #[test]
@@ -445,12 +258,6 @@ mod tests {
             let status = format!("Name:\tx\nVmPin:\t{kilo:>8} kB\nCapEff:\t{caps:016x}\n");
             prop_assert_eq!(kilobytes(&status, "VmPin:"), Some(kilo * 1024));
             prop_assert_eq!(capabilities(&status, "CapEff:"), Some(caps));
-        }
-
-        #[test]
-        fn a_path_with_blanks_survives_the_kernels_spelling(path in "/[a-z \\\\]{1,20}") {
-            let written = path.replace('\\', "\\134").replace(' ', "\\040");
-            prop_assert_eq!(unescaped(&written), path);
         }
     }
 }

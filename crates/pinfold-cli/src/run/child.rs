@@ -1,29 +1,18 @@
 //! A program run to its end as if in our place: signals reach it, and its end is ours.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` for what a child does before it executes the program, and to end this process by a signal.
 
-#![allow(unsafe_code)]
-
-use super::environment::Environment;
-use super::signals::{self, change_mask, set_of};
-use super::wait;
+use super::{signals, wait};
+use pinfold_kernel::child::{ChildState, send, start};
+use pinfold_kernel::signal::end_by;
+use std::ffi::CString;
 use std::io;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
 
-/// Ends this process as another one ended: by the same signal, or with the exit status that is returned. The first process of
-/// a PID namespace is not ended by its own signals.
+/// Ends this process as another one ended: by the same signal, or with the exit status that is returned. The program's core
+/// dump is enough.
 pub(super) fn end_as(status: ExitStatus) -> u8 {
     if let Some(signal) = status.signal() {
-        // SAFETY: calls that change this process only, which has nothing left to do. The program's core dump is enough.
-        unsafe {
-            libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
-            libc::signal(signal, libc::SIG_DFL);
-            change_mask(libc::SIG_UNBLOCK, &set_of([signal]));
-            libc::raise(signal);
-        }
+        end_by(signal);
     }
     as_exit_status(status)
 }
@@ -34,61 +23,28 @@ pub(super) fn end_as(status: ExitStatus) -> u8 {
 ///
 /// It could not be started.
 pub(super) fn run(
-    prepare: impl FnOnce() -> io::Result<(Command, Environment)>,
+    prepare: impl FnOnce() -> io::Result<(Command, Vec<CString>)>,
 ) -> io::Result<ExitStatus> {
     // Until it is known where to send them: a second one would end this process alone.
     let before = signals::hold();
     let mut missed = Vec::new();
     let started = prepare().and_then(|(program, environment)| {
+        let (dispositions, closed) = (signals::as_it_began(), signals::closed_streams());
+        // Last: of what a terminal sends behind this, the program hears nothing until it is there.
         missed = signals::take_held();
-        start(program, environment, before)
+        start(program, ChildState { environment, dispositions, blocked: before, closed })
     });
     if let Ok(child) = &started {
         signals::send_to_program(child.id().cast_signed());
-        missed.into_iter().for_each(|signal| signals::send_to(child.id().cast_signed(), signal));
+        missed.into_iter().for_each(|signal| send(child.id().cast_signed(), signal));
     }
-    change_mask(libc::SIG_SETMASK, &before);
+    before.block_alone();
     let mut child = started?;
     let program = child.id().cast_signed();
     signals::send_what_was_noted(program);
     wait::for_end(program);
     signals::send_to_none();
     child.wait()
-}
-
-fn start(
-    mut program: Command,
-    environment: Environment,
-    mask: libc::sigset_t,
-) -> io::Result<Child> {
-    // SAFETY: a call that only asks.
-    let parent = unsafe { libc::getpid() };
-    let begin = move || {
-        // SAFETY: a forked child has one thread, and leaves this closure, which has the environment, only to execute the program
-        // or to end.
-        unsafe { environment.install() };
-        begin(&mask, parent);
-        Ok(())
-    };
-    // SAFETY: the closure sets a pointer, reads atomics and makes system calls that handlers may make.
-    unsafe { program.pre_exec(begin) };
-    program.spawn()
-}
-
-/// In the child, behind what Rust's library does there: signals and streams are as they were for this command, and the one that no
-/// process can send on ends both.
-fn begin(mask: &libc::sigset_t, parent: libc::pid_t) {
-    // SAFETY: calls that change this process only.
-    unsafe {
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        // 0: this process is in a PID namespace of its own, as `unshare --pid` has it, and its parent has no number there.
-        if ![parent, 0].contains(&libc::getppid()) {
-            libc::raise(libc::SIGKILL);
-        }
-    }
-    signals::restore();
-    signals::close_what_was_closed();
-    change_mask(libc::SIG_SETMASK, mask);
 }
 
 /// As shells have it.

@@ -1,6 +1,6 @@
 //! Launchers of parallel jobs, and how each sends variables to the ranks on other machines.
 
-use super::signals::{change_mask, set_of};
+use pinfold_kernel::signal::SignalsBlocked;
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::path::Path;
@@ -102,7 +102,7 @@ fn version(program: &OsStr) -> String {
         child.stderr.take().map(|it| Box::new(it) as _),
     ];
     // A grandchild may keep one of these threads for ever. Signals are the first thread's, which knows where to send them.
-    let before = change_mask(libc::SIG_BLOCK, &set_of(1..=libc::SIGRTMAX()));
+    let blocked = SignalsBlocked::new();
     for mut stream in streams.into_iter().flatten() {
         let sender = sender.clone();
         thread::spawn(move || {
@@ -111,7 +111,7 @@ fn version(program: &OsStr) -> String {
             sender.send(said)
         });
     }
-    change_mask(libc::SIG_SETMASK, &before);
+    drop(blocked);
     drop(sender);
     let until = Instant::now() + PATIENCE;
     let next = || receiver.recv_timeout(until.saturating_duration_since(Instant::now())).ok();

@@ -7,17 +7,23 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to change what signals do in this process, and to send them on.
-//! The handler reads and writes atomics and makes system calls that handlers may make.
+//! This file reopens `unsafe_code` to have a function called before `main`, and to promise that the handler does only what
+//! handlers may: it reads and writes atomics and makes system calls.
 
 #![allow(unsafe_code)]
 
+use pinfold_kernel::child::{group_of, send, send_to_group};
+use pinfold_kernel::descriptor::is_open;
+use pinfold_kernel::signal::{
+    Disposition, SignalHandler, SignalSet, handle, is_ignored, raise, set_disposition,
+};
+use std::iter;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::{iter, mem, ptr};
 
-/// The process that signals are sent on to; 0 for none any more.
+/// The process that signals are sent on to; 0 for none any more. It is waited for behind that only, so that the number is its
+/// own, and its group's.
 static CHILD: AtomicI32 = AtomicI32::new(NOT_YET);
 const NOT_YET: i32 = -1;
 /// The signal that arrived while there was none; 0 for none.
@@ -70,38 +76,20 @@ extern "C" fn note_start() {
         was_ignored.store(is_ignored(*signal), Ordering::SeqCst);
     }
     for (descriptor, was_closed) in (0..).zip(&CLOSED) {
-        // SAFETY: a call that only asks.
-        let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFD) };
-        was_closed.store(flags == -1, Ordering::SeqCst);
+        was_closed.store(!is_open(descriptor), Ordering::SeqCst);
     }
 }
 
-/// In a child that is about to execute the program.
-pub(super) fn close_what_was_closed() {
-    let closed = (0..).zip(&CLOSED).filter(|(_, was_closed)| was_closed.load(Ordering::SeqCst));
-    for (descriptor, _) in closed {
-        // SAFETY: it leads nowhere, and this is a child that is about to execute a program.
-        unsafe { libc::close(descriptor) };
-    }
-}
-
-fn is_ignored(signal: libc::c_int) -> bool {
-    // SAFETY: the call writes into the structure only, for which zeros are a value.
-    unsafe {
-        let mut now: libc::sigaction = mem::zeroed();
-        libc::sigaction(signal, ptr::null(), &raw mut now);
-        now.sa_sigaction == libc::SIG_IGN
-    }
+/// Which of the standard streams the program is to have closed.
+pub(super) fn closed_streams() -> [bool; 3] {
+    CLOSED.each_ref().map(|was_closed| was_closed.load(Ordering::SeqCst))
 }
 
 /// Has the kernel keep the statuses of processes that this one starts, whatever its own starter wanted, and refuse what this
 /// one writes and has no room for.
 pub(super) fn keep_statuses() {
-    // SAFETY: no handler is set.
-    unsafe {
-        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
-        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-    }
+    set_disposition(libc::SIGCHLD, Disposition::Default);
+    set_disposition(libc::SIGXFSZ, Disposition::Ignored);
 }
 
 /// Has signals noted from now on, and sent on to the program while it runs.
@@ -121,40 +109,33 @@ pub(super) fn leave_signals() {
 
 fn leave(signal: libc::c_int) {
     if !is_ignored(signal) {
-        // SAFETY: no handler is set.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        set_disposition(signal, Disposition::Default);
     }
 }
 
-/// In a child that is about to execute the program: signals do what they did as this command began. One that stops waits for
-/// the program: this process would be waited for in vain until something continues it.
-pub(super) fn restore() {
-    ending().for_each(leave);
-    for (signal, was_ignored) in &CHANGED {
-        let was = if was_ignored.load(Ordering::SeqCst) { libc::SIG_IGN } else { libc::SIG_DFL };
-        // SAFETY: no handler is set.
-        unsafe { libc::signal(*signal, was) };
-    }
+/// What signals do in a child that is about to execute the program: what they did as this command began. Of those that end
+/// a program, the ones that were ignored are. One that stops waits for the program: this process would be waited for in vain
+/// until something continues it.
+pub(super) fn as_it_began() -> Vec<(libc::c_int, Disposition)> {
+    let handled = ending().filter(|signal| !is_ignored(*signal));
+    let changed =
+        CHANGED.iter().map(|(signal, was_ignored)| match was_ignored.load(Ordering::SeqCst) {
+            true => (*signal, Disposition::Ignored),
+            false => (*signal, Disposition::Default),
+        });
+    handled.map(|signal| (signal, Disposition::Default)).chain(changed).collect()
 }
 
 /// Blocks what would be lost, or end this process, while the program starts; what was blocked before.
-pub(super) fn hold() -> libc::sigset_t {
-    change_mask(libc::SIG_BLOCK, &set_of(ending().chain(HARMLESS)))
+pub(super) fn hold() -> SignalSet {
+    SignalSet::of(ending().chain(HARMLESS)).block()
 }
 
 /// Those that a terminal has sent since signals are [held](hold): it sends them to the processes that there are, and the program
 /// is not there yet.
 pub(super) fn take_held() -> Vec<libc::c_int> {
-    let held = set_of(FROM_TERMINAL.into_iter().filter(|signal| !STOPPING.contains(signal)));
-    iter::from_fn(|| take_pending(&held)).collect()
-}
-
-/// Takes a signal of the set, of which all are blocked, that is pending.
-fn take_pending(set: &libc::sigset_t) -> Option<libc::c_int> {
-    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call reads the set and the time.
-    let signal = unsafe { libc::sigtimedwait(set, ptr::null_mut(), &raw const at_once) };
-    (signal > 0).then_some(signal)
+    let held = SignalSet::of(FROM_TERMINAL.into_iter().filter(|signal| !STOPPING.contains(signal)));
+    iter::from_fn(|| held.take_pending()).collect()
 }
 
 /// Has signals sent on to this process from now on.
@@ -171,7 +152,7 @@ pub(super) fn send_to_none() {
 pub(super) fn send_what_was_noted(program: libc::pid_t) {
     let earlier = NOTED.swap(0, Ordering::SeqCst);
     if earlier != 0 {
-        send_to(program, earlier);
+        send(program, earlier);
     }
 }
 
@@ -182,79 +163,41 @@ pub(super) fn asked_to_end() -> Option<ExitStatus> {
     (signal != 0).then(|| ExitStatus::from_raw(signal))
 }
 
-pub(super) fn set_of(signals: impl IntoIterator<Item = libc::c_int>) -> libc::sigset_t {
-    // SAFETY: the calls write into the set only, for which zeros are a value.
-    unsafe {
-        let mut set: libc::sigset_t = mem::zeroed();
-        for signal in signals {
-            libc::sigaddset(&raw mut set, signal);
-        }
-        set
-    }
-}
-
-/// Changes which signals this thread has blocked; those that it had.
-pub(super) fn change_mask(how: libc::c_int, set: &libc::sigset_t) -> libc::sigset_t {
-    // SAFETY: the call reads one set and writes the other, for which zeros are a value.
-    unsafe {
-        let mut before: libc::sigset_t = mem::zeroed();
-        libc::pthread_sigmask(how, set, &raw mut before);
-        before
-    }
-}
-
 /// One that is ignored stays so, for the program as well. Others wait for the handler's end, so that signals are sent on in the order in which they arrive.
 fn catch(signal: libc::c_int) {
-    if is_ignored(signal) {
-        return;
-    }
-    // SAFETY: the handler does only what handlers may, and system calls are begun again.
-    unsafe {
-        let mut action: libc::sigaction = mem::zeroed();
-        action.sa_sigaction = on_signal as extern "C" fn(_, _, _) as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
-        libc::sigfillset(&raw mut action.sa_mask);
-        libc::sigaction(signal, &raw const action, ptr::null_mut());
+    if !is_ignored(signal) {
+        // SAFETY: the handler reads and writes atomics and makes system calls that handlers may make.
+        unsafe { handle::<Relay>(signal) };
     }
 }
 
-extern "C" fn on_signal(
-    signal: libc::c_int,
-    how: *const libc::siginfo_t,
-    _context: *const libc::c_void,
-) {
-    // SAFETY: the kernel hands the handler a structure; errno is this thread's own, and what was interrupted reads it.
-    let (errno, by_process) = unsafe { (*libc::__errno_location(), (*how).si_code <= 0) };
-    let child = CHILD.load(Ordering::SeqCst);
-    if signal == libc::SIGCONT {
-        continued();
+/// The handler.
+struct Relay;
+
+impl SignalHandler for Relay {
+    fn on_signal(signal: libc::c_int, by_process: bool) {
+        let child = CHILD.load(Ordering::SeqCst);
+        if signal == libc::SIGCONT {
+            continued();
+        }
+        if child > 0 {
+            send_on(child, signal, by_process);
+        } else {
+            without_program(signal, child == NOT_YET);
+        }
     }
-    if child > 0 {
-        send_on(child, signal, by_process);
-    } else {
-        without_program(signal, child == NOT_YET);
-    }
-    // SAFETY: as above.
-    unsafe { *libc::__errno_location() = errno };
 }
 
 /// A terminal signals this process's group, and a shell continues it. Where the program has left that for one of its own, as
 /// `timeout` does, those signals go to all of its group.
 fn send_on(child: libc::pid_t, signal: libc::c_int, by_process: bool) {
-    // SAFETY: calls that only ask.
-    let (group, ours) = unsafe { (libc::getpgid(child), libc::getpgrp()) };
-    let has_own = group == child && group != ours;
+    let has_own = group_of(child) == Some(child) && group_of(0) != Some(child);
     let by_terminal = !by_process && FROM_TERMINAL.contains(&signal);
     if has_own && (by_terminal || signal == libc::SIGCONT) {
-        send_to(-child, signal);
+        send_to_group(child, signal);
     } else if !by_terminal {
-        send_to(child, signal);
+        send(child, signal);
     }
-}
-
-pub(super) fn send_to(child: libc::pid_t, signal: libc::c_int) {
-    // SAFETY: the child has not been waited for, so the number is its own, and its group's if it is negative.
-    unsafe { libc::kill(child, signal) };
 }
 
 /// Before the program is continued: another signal that stops reaches it from now on, and one that was noted is over.
@@ -282,33 +225,26 @@ fn note(change: impl Fn(libc::c_int) -> Option<libc::c_int>) -> Result<(), libc:
     NOTED.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change).map(drop)
 }
 
-/// Ends this process by the signal, behind its handler.
+/// Has the signal do what it does to a program without a handler: end this process, or stop it, behind its handler.
 fn as_by_default(signal: libc::c_int) {
-    // SAFETY: handlers may make these calls.
-    unsafe {
-        libc::signal(signal, libc::SIG_DFL);
-        libc::raise(signal);
-    }
+    set_disposition(signal, Disposition::Default);
+    raise(signal);
 }
 
 /// Stops this process by a signal as it does to a program without a handler, if it is due once it is pending. A handler may
 /// call this. The kernel stops no group that no shell watches: nothing may continue it.
 pub(super) fn stop_by(signal: libc::c_int, is_due: impl FnOnce() -> bool) {
-    let set = set_of([signal]);
-    let before = change_mask(libc::SIG_BLOCK, &set);
-    // SAFETY: no handler is called.
-    unsafe {
-        libc::signal(signal, libc::SIG_DFL);
-        libc::raise(signal);
-    }
+    let set = SignalSet::of([signal]);
+    let before = set.block();
+    as_by_default(signal);
     if is_due() {
         // This process stops here.
-        change_mask(libc::SIG_UNBLOCK, &set);
+        set.unblock();
     } else {
-        let _ = take_pending(&set);
+        let _ = set.take_pending();
     }
     catch(signal);
-    change_mask(libc::SIG_SETMASK, &before);
+    before.block_alone();
 }
 
 #[cfg(test)]
@@ -319,14 +255,13 @@ mod tests {
     fn what_a_terminal_sent_while_signals_were_held_is_taken() {
         let before = hold();
         for signal in [libc::SIGINT, libc::SIGWINCH, libc::SIGTERM] {
-            // SAFETY: it is blocked in this thread.
-            assert_eq!(unsafe { libc::raise(signal) }, 0);
+            raise(signal);
         }
         let mut taken = take_held();
         taken.sort_unstable();
         assert_eq!(taken, [libc::SIGINT, libc::SIGWINCH]);
         assert!(take_held().is_empty());
-        assert_eq!(take_pending(&set_of([libc::SIGTERM])), Some(libc::SIGTERM));
-        change_mask(libc::SIG_SETMASK, &before);
+        assert_eq!(SignalSet::of([libc::SIGTERM]).take_pending(), Some(libc::SIGTERM));
+        before.block_alone();
     }
 }

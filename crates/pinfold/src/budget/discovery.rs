@@ -1,7 +1,8 @@
 //! What this process may really pin: every limit in its way, each with its source.
 
 use super::figure::{Figure, SharedWith, Unread};
-use crate::machine::{self, Machine, Membership, Memlock, Mount};
+use crate::machine::{self, Machine, Memlock};
+use pinfold_kernel::control_group::{ControlGroup, GroupFile};
 use std::fmt;
 use std::path::Path;
 
@@ -375,71 +376,24 @@ fn mappings(machine: &Machine) -> Figure<u64> {
 
 /// The groups that count the process's memory, and why there may be more.
 fn groups(machine: &Machine) -> (Vec<Group>, Option<Unread>) {
-    let (Ok(own), Ok(mounts)) =
-        (machine.text("/proc/self/cgroup"), machine.text("/proc/self/mountinfo"))
-    else {
-        return (Vec::new(), Some(Unread::Missing));
-    };
-    let mounts = machine::group_mounts(&mounts);
-    let memberships = machine::memberships(&own);
-    let legacy = memberships.iter().find(|one| has_controller(one, "memory"));
-    let unified = memberships.iter().find(|one| matches!(one, Membership::Unified { .. }));
-    // Each controller is in one hierarchy only; where version 1 has it, version 2 has not.
-    let Some(membership) = legacy.or(unified) else {
-        return (Vec::new(), Some(Unread::Missing));
-    };
-    let Some(directories) = directories(&mounts, membership, "memory") else {
-        return (Vec::new(), Some(Unread::Missing));
-    };
-    let read = match membership {
-        Membership::Unified { .. } => unified_group,
-        Membership::Legacy { .. } => legacy_group,
-    };
-    (directories.into_iter().map(|directory| read(machine, directory)).collect(), None)
-}
-
-fn has_controller(membership: &Membership, name: &str) -> bool {
-    match membership {
-        Membership::Unified { .. } => false,
-        Membership::Legacy { controllers, .. } => controllers.iter().any(|one| one == name),
+    match machine.control_groups("memory") {
+        Some(groups) => (groups.iter().map(group).collect(), None),
+        None => (Vec::new(), Some(Unread::Missing)),
     }
 }
 
-/// The directories of the process's group and those above it, in the hierarchy of `controller`.
-fn directories(mounts: &[Mount], membership: &Membership, controller: &str) -> Option<Vec<String>> {
-    let (kind, path) = match membership {
-        Membership::Unified { path } => ("cgroup2", path),
-        Membership::Legacy { path, .. } => ("cgroup", path),
-    };
-    let holds = |mount: &&Mount| {
-        mount.kind == kind
-            && (kind == "cgroup2" || mount.options.split(',').any(|option| option == controller))
-    };
-    mounts.iter().filter(holds).find_map(|mount| machine::directories(mount, path))
+fn group(group: &ControlGroup) -> Group {
+    Group {
+        directory: group.directory().to_owned(),
+        max: of_group(group.memory_max()),
+        high: of_group(group.memory_high()),
+        current: of_group(group.memory_in_use()),
+    }
 }
 
-fn unified_group(machine: &Machine, directory: String) -> Group {
-    let limit = |name: &str| {
-        let path = format!("{directory}/{name}");
-        // The topmost group has no limits, and no such files.
-        let value = match machine.parsed(&path, machine::number_or_max) {
-            Err(Unread::Missing) => Ok(None),
-            other => other,
-        };
-        Figure::new(value, path, SharedWith::Group)
-    };
-    let (max, high) = (limit("memory.max"), limit("memory.high"));
-    let current = single(machine, &format!("{directory}/memory.current"), SharedWith::Group);
-    Group { directory, max, high, current }
-}
-
-fn legacy_group(machine: &Machine, directory: String) -> Group {
-    let path = format!("{directory}/memory.limit_in_bytes");
-    let max = Figure::new(machine.parsed(&path, machine::number_or_huge), path, SharedWith::Group);
-    let path = format!("{directory}/memory.usage_in_bytes");
-    // What slows down is new in version 2.
-    let high = Figure::new(Ok(None), "memory.high", SharedWith::Group);
-    Group { current: single(machine, &path, SharedWith::Group), directory, max, high }
+fn of_group<T: Copy>(file: GroupFile<T>) -> Figure<T> {
+    let value = file.value.map_err(|error| machine::unread(&error));
+    Figure::new(value, file.path, SharedWith::Group)
 }
 
 const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages";
@@ -466,22 +420,12 @@ fn huge_pages(machine: &Machine) -> Vec<HugePages> {
 }
 
 fn rdma_objects(machine: &Machine) -> Vec<RdmaObjects> {
-    let (Ok(own), Ok(mounts)) =
-        (machine.text("/proc/self/cgroup"), machine.text("/proc/self/mountinfo"))
-    else {
-        return Vec::new();
+    let of_group = |group: ControlGroup| {
+        let limit = |(device, max)| {
+            let directory = group.directory().to_owned();
+            RdmaObjects { device, directory, max }
+        };
+        group.rdma_objects().into_iter().map(limit).collect::<Vec<_>>()
     };
-    let mounts = machine::group_mounts(&mounts);
-    let memberships = machine::memberships(&own);
-    let legacy = memberships.iter().find(|one| has_controller(one, "rdma"));
-    let unified = memberships.iter().find(|one| matches!(one, Membership::Unified { .. }));
-    let Some(membership) = legacy.or(unified) else { return Vec::new() };
-    let directories = directories(&mounts, membership, "rdma").unwrap_or_default();
-    let limits = |directory: String| {
-        let text = machine.text(&format!("{directory}/rdma.max")).unwrap_or_default();
-        let limits = machine::rdma_objects(&text).into_iter();
-        let limit = move |(device, max)| RdmaObjects { device, directory: directory.clone(), max };
-        limits.map(limit).collect::<Vec<_>>()
-    };
-    directories.into_iter().flat_map(limits).collect()
+    machine.control_groups("rdma").unwrap_or_default().into_iter().flat_map(of_group).collect()
 }
