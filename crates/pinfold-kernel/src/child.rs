@@ -148,7 +148,8 @@ fn wait(
     }
 }
 
-/// Traces a child that has stopped for that no more: it goes on, with the signal if that is not 0.
+/// Traces a child that has stopped for that no more: it goes on, with the signal if that is not 0. One that has been killed
+/// meanwhile is left to be waited for.
 pub fn stop_tracing(process: libc::pid_t, signal: libc::c_int) {
     // SAFETY: the call takes numbers alone.
     unsafe { libc::ptrace(libc::PTRACE_DETACH, process, 0_usize, libc::c_long::from(signal)) };
@@ -205,6 +206,33 @@ mod tests {
         assert_eq!(child.wait_with_output().unwrap().stdout, b"A=1\nno sign\nA=2\n");
         let own = environment();
         assert!(own.iter().any(|entry| entry.to_bytes().starts_with(b"PATH=")), "{own:?}");
+    }
+
+    #[test]
+    fn a_traced_child_goes_on_or_is_left_to_be_waited_for() {
+        let end_if = |killed: bool| {
+            // SAFETY: the child makes calls that handlers may make, and ends.
+            let child = unsafe {
+                let child = libc::fork();
+                if child == 0 {
+                    libc::ptrace(libc::PTRACE_TRACEME, 0, 0_usize, 0_usize);
+                    libc::raise(libc::SIGURG);
+                    libc::_exit(7);
+                }
+                child
+            };
+            assert!(wait(libc::P_PID, child, ANY | libc::WNOWAIT).is_some());
+            if killed {
+                send(child, libc::SIGKILL);
+                assert!(wait(libc::P_PID, child, libc::WEXITED | libc::WNOWAIT).is_some());
+            }
+            stop_tracing(child, libc::SIGURG);
+            let end = wait(libc::P_PID, child, libc::WEXITED).unwrap();
+            // SAFETY: the kernel has filled in how it ended.
+            (end.si_code, unsafe { end.si_status() })
+        };
+        assert_eq!(end_if(true), (libc::CLD_KILLED, libc::SIGKILL));
+        assert_eq!(end_if(false), (libc::CLD_EXITED, 7), "the signal is ignored");
     }
 
     #[test]

@@ -26,9 +26,9 @@ pub(super) fn for_end(program: libc::pid_t) {
     }
 }
 
-/// Traces a child no more. A trap is of the execution of a program, and no signal of its own.
+/// Traces a child no more. A trap is of the execution of a program, and no signal of its own. The stop is not taken: a child
+/// that is killed meanwhile may be the program, whose end is not this thread's to take.
 fn let_go(process: libc::pid_t, signal: libc::c_int) {
-    take_change(process);
     stop_tracing(process, if signal == libc::SIGTRAP { 0 } else { signal });
 }
 
