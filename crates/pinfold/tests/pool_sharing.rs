@@ -13,7 +13,7 @@ mod registrar_support;
 
 use io_uring::{opcode, types};
 use pinfold::budget::{
-    Amount, Budget, BudgetNotice, BudgetWatch, Kind, Lender, Recalls, Share, Terms, Watermark,
+    Amount, Budget, BudgetNotice, BudgetWatch, Kind, Lender, Share, Terms, Watermark,
 };
 use pinfold::limits::Limits;
 use pinfold::monitor::Userfaultfd;
@@ -1132,9 +1132,8 @@ fn pools_whose_slabs_the_device_refuses_do_not_wake_each_other_for_ever() {
                 });
             }
         });
-        // Once before it waits, five times as it is woken, eight times by the clock (10 ms after the last, 20, and so on to a second),
-        // and once more at the end. No shorter slab is tried, because the table is full.
-        let most = pools.len() * sizes.len() * (1 + 5 + 8 + 1);
+        // Once before it waits, five times as it waits, and once more at the end. No shorter slab is tried, because the table is full.
+        let most = pools.len() * sizes.len() * 7;
         let tries = device.tries.load(SeqCst);
         assert!(tries <= most, "{} pools tried {tries} times, {most} at most", pools.len());
     }
@@ -1441,7 +1440,7 @@ struct Boaster(AtomicUsize);
 impl Lender for Boaster {
     fn give_back(&self, _: Amount) -> bool {
         // An end, for code that would believe it for ever.
-        self.0.fetch_add(1, SeqCst) < 3 * Recalls::MOST
+        self.0.fetch_add(1, SeqCst) < 1000
     }
 }
 
@@ -1455,9 +1454,30 @@ fn a_slab_that_the_device_refuses_is_tried_so_often_and_no_more() {
     let config = PoolConfig { first_slab_bytes: 64 * KIB, max_slab_bytes: 64 * KIB, ..lending() };
     let pool = Pool::within(share(&budget), device.clone(), config).unwrap();
     assert!(matches!(pool.get(64 * KIB), Err(AllocateError::Register(_))));
-    assert_eq!(boaster.0.load(SeqCst), Recalls::MOST);
-    assert_eq!(device.tries(), 1 + Recalls::MOST);
+    assert_eq!((boaster.0.load(SeqCst), device.tries()), (8, 1 + 8));
     drop(drawn);
+}
+
+/// What a listener puts back is room that would have the slab tried again, and the listener called again.
+#[test]
+fn a_listener_that_uses_the_pool_does_not_have_a_refused_slab_tried_for_ever() {
+    let (budget, device) = (budget(64 * MIB), Bounded::of_bytes(4 * MIB));
+    let config = PoolConfig { first_slab_bytes: 64 * KIB, ..lending() };
+    let pool = Pool::within(share(&budget), device.clone(), config).unwrap();
+    let pool = Arc::new(pool);
+    let (own, calls) = (Arc::downgrade(&pool), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&calls);
+    let _watch = budget.watch(Watermark::Percent(100), move |_| {
+        // An end, for one that would be called for ever.
+        if counted.fetch_add(1, SeqCst) < 1000 {
+            own.upgrade().into_iter().for_each(|pool| drop(pool.get(4 * KIB)));
+        }
+    });
+    let when = WhenExhausted::GrowOrWait(Duration::from_millis(500));
+    let timed_out = pool.request(8 * MIB).when_exhausted(when).get().unwrap_err();
+    assert!(matches!(timed_out, AllocateError::TimedOut { .. }), "{timed_out}");
+    let (calls, tries) = (calls.load(SeqCst), device.tries());
+    assert!((1..=3).contains(&calls) && tries <= 50, "{calls} calls, {tries} tries");
 }
 
 /// A shorter slab is one registration as well.

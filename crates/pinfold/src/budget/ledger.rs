@@ -459,6 +459,19 @@ impl Ledger {
         Some(user)
     }
 
+    /// One of those users that may ask for what `idle` holds beyond its due, of which something has become idle; each is
+    /// notified once for a refusal.
+    pub(super) fn take_refused_with_claim_on(&mut self, idle: Drawer) -> Option<User> {
+        const LEAST: Amount = Amount { bytes: 1, regions: 1 };
+        let is_due = |user: &User| {
+            let claim = self.claim(user.drawer, LEAST, self.total);
+            claim.is_some_and(|claim| self.debt(claim, idle) != Amount::ZERO)
+        };
+        let user = self.refused.rooms.keys().copied().find(is_due)?;
+        self.forget(user);
+        Some(user)
+    }
+
     fn refused_with_room(&self) -> Option<User> {
         let Refused { bytes, regions, .. } = &self.refused;
         let (level, minimums_are_kept) = (self.level(), self.kept().fits(self.total));
@@ -602,6 +615,24 @@ mod tests {
         let mut users: Vec<User> = std::iter::from_fn(|| ledger.take_refused_with_room()).collect();
         users.sort_unstable();
         users
+    }
+
+    /// One that was refused is notified of what another leaves idle if that is due to it, and once.
+    #[test]
+    fn what_a_drawer_leaves_idle_is_for_those_that_may_claim_it() {
+        let mut ledger = Ledger::new(TOTAL);
+        let [keeps, other, wants, greedy] =
+            [(); 4].map(|()| ledger.join(Terms::default()).unwrap());
+        ledger.take(keeps, amount(50)).unwrap();
+        ledger.take(other, amount(20)).unwrap();
+        ledger.take(greedy, amount(30)).unwrap();
+        let user = User { drawer: wants, number: 1 };
+        for drawer in [wants, greedy] {
+            assert!(ledger.take_or_await(User { drawer, number: 1 }, amount(10)).is_err());
+        }
+        assert_eq!(ledger.take_refused_with_claim_on(other), None, "it holds less than its due");
+        assert_eq!(ledger.take_refused_with_claim_on(keeps), Some(user), "not who has too much");
+        assert_eq!(ledger.take_refused_with_claim_on(keeps), None);
     }
 
     /// What was not used makes a user notified that it was kept from, and is no release.

@@ -204,7 +204,7 @@ impl<R: Registrar> Inner<R> {
             let gave = error.is_about_room()
                 && recalls.ask(|| {
                     self.share.give_unused(missing);
-                    let gave = self.share.make_room_on_device(error, request);
+                    let gave = self.share.make_room_on_device(error, request, true);
                     taken = take_promised(&self.share, missing);
                     gave
                 });

@@ -136,6 +136,8 @@ struct Inner {
     due: AtomicBool,
     /// Whether a user that was refused may take more, and is to be notified.
     room_made: AtomicBool,
+    /// Whether any user was refused and has not been notified since.
+    has_refused: AtomicBool,
     fork_mark: ForkMark,
     source: Option<Source>,
 }
@@ -367,8 +369,9 @@ impl Budget {
             marks: Marks::default(),
             lenders: BTreeMap::new(),
         });
-        let (due, room_made) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { inner: Arc::new(Inner { state, due, room_made, fork_mark, source }) })
+        let (due, room_made, has_refused) = Default::default();
+        let inner = Inner { state, due, room_made, has_refused, fork_mark, source };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// A share of this budget, for one cache or one pool.
@@ -530,6 +533,8 @@ impl Inner {
             // Relaxed: as above.
             self.room_made.store(true, Ordering::Relaxed);
         }
+        // Relaxed: see `notify_of_idle`; stored under the lock, as every store is.
+        self.has_refused.store(state.ledger.refused() > 0, Ordering::Relaxed);
         Some(result)
     }
 
@@ -567,11 +572,28 @@ impl Inner {
         // One more finds that none is left.
         for _ in 0..=self.read(|state| state.ledger.refused()).unwrap_or_default() {
             let Some(user) = self.take_refused_with_room() else { return };
-            for lender in self.lenders_in(user..=user).flat_map(ForeignList::into_vec) {
-                // One that panics keeps no other from being notified.
-                let _ran = runs_through(|| lender.room_made());
-                discard(lender);
-            }
+            self.notify(user);
+        }
+    }
+
+    /// Notifies users that were refused and may ask for what `idle` leaves idle: as many as were refused when this begins.
+    fn notify_of_idle(&self, idle: Drawer) {
+        // Relaxed: one that is refused behind this asks that drawer itself, under its lock.
+        if !self.has_refused.load(Ordering::Relaxed) {
+            return;
+        }
+        for _ in 0..self.read(|state| state.ledger.refused()).unwrap_or_default() {
+            let due = self.changed(|state| state.ledger.take_refused_with_claim_on(idle));
+            let Some(user) = due.flatten() else { return };
+            self.notify(user);
+        }
+    }
+
+    fn notify(&self, user: User) {
+        for lender in self.lenders_in(user..=user).flat_map(ForeignList::into_vec) {
+            // One that panics keeps no other from being notified.
+            let _ran = runs_through(|| lender.room_made());
+            discard(lender);
         }
     }
 
@@ -815,16 +837,21 @@ impl ShareAccount {
 
     /// As [`refused`](Account::refused), which a cache calls, for a slab or a reservation. True if another drawer gave
     /// something back for what is missing, which this one does not hold meanwhile. None is asked for what the device
-    /// can never take. No listener is called: the caller settles.
-    pub(crate) fn make_room_on_device(&self, error: RegisterError, request: DeviceRequest) -> bool {
+    /// can never take. No listener is called: the caller settles, and listeners hear of it then if it `tells`.
+    pub(crate) fn make_room_on_device(
+        &self,
+        error: RegisterError,
+        request: DeviceRequest,
+        tells: bool,
+    ) -> bool {
         let _quiet = Quiet::begin();
-        self.note_refused();
+        self.note_refused(tells);
         request.can_be_taken(error) && self.recall_on_device(error, request.missing)
     }
 
-    /// The limits are looked up again; where they are as they were, listeners are due to be notified.
-    fn note_refused(&self) {
-        if !self.share.inner().recheck(Rings::WhenOld) && !TELLING.get() {
+    /// The limits are looked up again; where they are as they were, listeners are due to be notified if it `tells`.
+    fn note_refused(&self, tells: bool) {
+        if !self.share.inner().recheck(Rings::WhenOld) && tells && !TELLING.get() {
             self.share.inner().changed(|state| state.marks.note_refusal());
         }
     }
@@ -842,6 +869,11 @@ impl ShareAccount {
     /// Gives back what was taken and not used.
     pub(crate) fn give_unused(&self, amount: Amount) {
         self.changed(|ledger, drawer| ledger.give_unused(drawer, amount));
+    }
+
+    /// What this drawer holds is in part idle now: it may be due to another one, which was refused. Called with no lock held.
+    pub(crate) fn note_idle(&self) {
+        self.share.inner().notify_of_idle(self.share.drawer);
     }
 
     /// Its lender is notified when there is more than now.
@@ -905,7 +937,7 @@ impl Account for ShareAccount {
     }
 
     fn refused(&self, error: RegisterError, missing: Amount) -> bool {
-        self.note_refused();
+        self.note_refused(true);
         self.recall_on_device(error, missing)
     }
 

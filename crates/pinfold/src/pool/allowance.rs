@@ -116,15 +116,28 @@ impl ForEachPin {
     }
 
     /// A device has refused a slab of `bytes` whose grant came back. True if another drawer of the budget gave something
-    /// back, so that trying again makes sense.
-    pub(super) fn make_room_on_device(&self, error: RegisterError, bytes: usize) -> bool {
+    /// back, so that trying again makes sense. Listeners of the budget hear of it if it `tells`.
+    pub(super) fn make_room_on_device(
+        &self,
+        error: RegisterError,
+        bytes: usize,
+        tells: bool,
+    ) -> bool {
         match &self.granter {
             Granter::Program(_) => false,
             Granter::Share(account) => {
                 let missing = Amount::one(bytes.saturating_mul(self.pins));
                 let request = DeviceRequest { whole: Amount::one(bytes), missing };
-                account.make_room_on_device(error, request)
+                account.make_room_on_device(error, request, tells)
             }
+        }
+    }
+
+    /// Something of what was granted is idle now, and would be given back to another drawer. No lock is held.
+    pub(super) fn note_idle(&self) {
+        match &self.granter {
+            Granter::Program(_) => {}
+            Granter::Share(account) => account.note_idle(),
         }
     }
 

@@ -24,7 +24,7 @@ use super::statistics::PoolStatistics;
 use crate::fork_mark::ForkMark;
 use pinfold_core::foreign::{self, ForeignPart, Panicked};
 use pinfold_core::magazines::{Gate, MAGAZINE_BLOCKS, Magazines};
-use pinfold_core::{Amount, Barriers, DeregisterError, Lender, Recalls};
+use pinfold_core::{Amount, Barriers, DeregisterError, Lender};
 use pinfold_kernel::{membarrier, thread};
 use std::cell::Cell;
 use std::fmt;
@@ -127,6 +127,8 @@ pub(super) struct State {
     /// Those of them that would make it. As long as there are any, the gate is closed: what is put
     /// back may make room for it.
     pub(super) makers: usize,
+    /// Whether another drawer was lent nothing because of those in the queue.
+    pub(super) lends_later: bool,
     /// Whether a thread was refused a slab because what is empty was kept for those in the queue.
     withheld: bool,
     /// How often there has been more room for a slab than before.
@@ -412,8 +414,12 @@ impl Depot {
     pub(super) fn after_puts(&self, mut state: Guard<'_>, emptied: bool) {
         self.wake(&state);
         let surplus = if emptied { self.surplus(&mut state) } else { Vec::new() };
+        let lends = emptied && state.could_lend();
         drop(state);
         self.give_back(surplus);
+        if lends {
+            self.allowance.note_idle();
+        }
     }
 
     /// Takes empty slabs that are too many out of all lists, unless one may be what a thread waits
@@ -427,16 +433,15 @@ impl Depot {
 
     /// Makes the slab that suits, or else the largest that can be had and holds what is wanted. Where a device has no
     /// room for one, other drawers of the budget are asked first. Before the shortest is refused for want of room, empty
-    /// slabs go, as in [`reserve`](Self::reserve). A block of it. `gave_back` becomes true where what was granted came
-    /// back unused.
+    /// slabs go, as in [`reserve`](Self::reserve). A block of it.
     pub(super) fn grow(
         &self,
         want: Want,
         seat: Option<&Seat>,
-        gave_back: &mut bool,
+        tries: &mut Tries,
     ) -> Result<Option<NonNull<u8>>, AllocateError> {
         let mut reserved = self.reserve(want, seat)?;
-        let mut recalls = Recalls::new();
+        let mut recalls = 0..RECALLS;
         loop {
             let error = match self.make_slab(reserved.bytes, want) {
                 Ok(block) => {
@@ -445,12 +450,14 @@ impl Depot {
                 }
                 Err(error) => error,
             };
-            *gave_back |= !matches!(error, AllocateError::Denied { .. });
+            tries.gave_back |= !matches!(error, AllocateError::Denied { .. });
             self.lock_again()?.counts.refused += 1;
             if !error.is_about_room() {
                 return Err(error);
             }
-            if self.make_room_on_device(&error, reserved.bytes, &mut recalls)? {
+            if recalls.next().is_some()
+                && self.make_room_on_device(&error, reserved.bytes, tries)?
+            {
                 continue;
             }
             let smaller = self.bounds.smaller(reserved.bytes, want.slab_bytes());
@@ -462,16 +469,18 @@ impl Depot {
         }
     }
 
-    /// The budget hears of each refusal of a device: it may have to adapt. True if other drawers gave something back for a
-    /// slab of `bytes`. No lock is held, and its grant has come back.
+    /// The budget hears of each refusal of a device: it may have to adapt. Its listeners hear of the first, because they
+    /// may have buffers of this pool, and what they put back would have it tried again, and told again. True if other drawers
+    /// gave something back for a slab of `bytes`. No lock is held, and its grant has come back.
     fn make_room_on_device(
         &self,
         error: &AllocateError,
         bytes: usize,
-        recalls: &mut Recalls,
+        tries: &mut Tries,
     ) -> Result<bool, Forked> {
         let &AllocateError::Register(error) = error else { return Ok(false) };
-        let gave = recalls.ask(|| self.allowance.make_room_on_device(error, bytes));
+        let is_first = !std::mem::replace(&mut tries.told, true);
+        let gave = self.allowance.make_room_on_device(error, bytes, is_first);
         // Forked by what gave something back.
         if self.is_forked() { Err(Forked) } else { Ok(gave) }
     }
@@ -744,8 +753,9 @@ impl Lender for Depot {
             return false;
         }
         let mut state = self.lock();
-        let lent =
-            if state.queue.is_empty() { self.take_out(&mut state, missing) } else { Vec::new() };
+        let lends = state.queue.is_empty();
+        state.lends_later |= !lends;
+        let lent = if lends { self.take_out(&mut state, missing) } else { Vec::new() };
         if lent.is_empty() {
             return self.watch_one_leave(state);
         }
@@ -786,6 +796,19 @@ impl fmt::Debug for Depot {
 pub(super) fn grows_on_this_thread(state: &State) -> bool {
     state.growing && MAKING.get() > 0
 }
+
+/// What has come of a request's tries to make a slab.
+#[derive(Default)]
+pub(super) struct Tries {
+    /// What was granted came back unused.
+    pub(super) gave_back: bool,
+    /// Listeners of the budget are told that a device has refused one.
+    pub(super) told: bool,
+}
+
+/// How often others are asked to give back for a slab that a device refuses: what they give may be of another device, and
+/// each try maps a slab anew.
+const RECALLS: u32 = 8;
 
 /// A thread is making a slab; dropped when it is done, however that ends.
 pub(super) struct Growth<'d>(&'d Depot);
@@ -901,6 +924,7 @@ impl State {
             queue: Queue::new(),
             apart: 0,
             makers: 0,
+            lends_later: false,
             withheld: false,
             room_made: 0,
             own_room_made: 0,
@@ -967,6 +991,18 @@ impl State {
             self.withheld = false;
             self.note_own_room();
         }
+    }
+
+    /// Whether another drawer would be lent something.
+    pub(super) fn could_lend(&self) -> bool {
+        self.queue.is_empty() && self.space.empty_slabs().next().is_some()
+    }
+
+    /// The same where one was lent nothing because of a queue that has gone; said once.
+    pub(super) fn could_lend_now(&mut self) -> bool {
+        let could = self.lends_later && self.could_lend();
+        self.lends_later &= !self.queue.is_empty();
+        could
     }
 
     /// There is more room for a slab than before, whatever the budget says.

@@ -5,7 +5,7 @@
 
 use super::config::WhenExhausted;
 use super::depot::{
-    Depot, Forked, Found, Growth, Guard, Hand, Settles, State, Want, grows_on_this_thread,
+    Depot, Forked, Found, Growth, Guard, Hand, Settles, State, Tries, Want, grows_on_this_thread,
 };
 use super::error::AllocateError;
 use super::queue::Seat;
@@ -134,8 +134,6 @@ impl Depot {
         waiter: &mut Waiter<'d>,
         is_last: bool,
     ) -> Found<'d, Looked> {
-        // In this order, and whether it is its turn or not: the next time is later.
-        let is_time = waiter.is_time_to_try() || is_last;
         if !waiter.is_next(&state) {
             return Ok((state, Looked::Nothing));
         }
@@ -146,26 +144,25 @@ impl Depot {
         {
             return Ok((state, Looked::Found(block)));
         }
-        let worth_it = is_time || waiter.seen != Some(state.room_made);
+        let worth_it = is_last || waiter.seen != Some(state.room_made);
         if !waiter.grows || !worth_it || state.growing || !self.could_grow(&state, waiter.want) {
             return Ok((state, Looked::Nothing));
         }
         waiter.seen = Some(state.room_made);
         waiter.settles.get_or_insert(Settles(self));
-        let block = self.grow_unless_in_vain(state, waiter, is_time);
+        let block = self.grow_unless_in_vain(state, waiter, is_last);
         Ok((self.lock_again()?, block.map_or(Looked::Again, Looked::Found)))
     }
 
     /// Makes a slab for a thread that waits, and takes a block of it.
     ///
-    /// Not if that was tried so often in vain that only more room helps, unless it `is_time` to try whatever is known of room.
-    /// Another pool's grant that came back unused makes none, but has this one notified, which it had kept from a grant;
-    /// this one's does the same for the other, and so on.
+    /// Not if that was tried so often in vain that only more room helps. Another pool's grant that came back unused makes none,
+    /// but has this one notified, which it had kept from a grant; this one's does the same for the other, and so on.
     fn grow_unless_in_vain(
         &self,
         mut state: Guard<'_>,
         waiter: &mut Waiter<'_>,
-        is_time: bool,
+        is_last: bool,
     ) -> Option<NonNull<u8>> {
         let own_room_made = state.own_room_made;
         state.growing = true;
@@ -181,13 +178,14 @@ impl Depot {
         if room.is_none() || room != waiter.room {
             (waiter.room, waiter.in_vain) = (room, 0);
         }
-        if waiter.in_vain >= IN_VAIN && !is_time {
+        if waiter.in_vain >= IN_VAIN && !is_last {
             return None;
         }
-        let mut gave_back = false;
-        let block = self.grow(waiter.want, waiter.seat.as_ref(), &mut gave_back);
+        let mut tries = Tries { gave_back: false, told: waiter.has_told };
+        let block = self.grow(waiter.want, waiter.seat.as_ref(), &mut tries);
+        waiter.has_told = tries.told;
         // One that was granted nothing has no other pool notified, and its own device was not asked.
-        waiter.in_vain += u32::from(gave_back);
+        waiter.in_vain += u32::from(tries.gave_back);
         block.ok().flatten()
     }
 
@@ -207,10 +205,9 @@ impl Depot {
     }
 
     fn sleep<'d>(&'d self, state: Guard<'d>, waiter: &Waiter<'d>, left: Duration) -> Guard<'d> {
-        let at_most = left.min(waiter.until_next_try());
         let woken = match &waiter.seat {
-            Some(seat) => seat.woken.wait_timeout(state, at_most),
-            None => self.changed.wait_timeout(state, at_most),
+            Some(seat) => seat.woken.wait_timeout(state, left),
+            None => self.changed.wait_timeout(state, left),
         };
         woken.unwrap_or_else(PoisonError::into_inner).0
     }
@@ -229,13 +226,17 @@ impl Depot {
         state.release_withheld();
         self.wake(&state);
         let surplus = self.surplus(&mut state);
-        if surplus.is_empty() && settles.is_none() {
+        let lends = state.could_lend_now();
+        if surplus.is_empty() && settles.is_none() && !lends {
             return Ok((state, block));
         }
         drop(state);
         let given_back = foreign::call(|| {
             let _settles = settles;
             self.give_back(surplus);
+            if lends {
+                self.allowance.note_idle();
+            }
         });
         let mut state = self.lock_again()?;
         let Err(panicked) = given_back else { return Ok((state, block)) };
@@ -287,7 +288,7 @@ impl Depot {
         state.growing = true;
         drop(state);
         let _growth = Growth::begin(self);
-        self.grow(want, seat, &mut false)
+        self.grow(want, seat, &mut Tries::default())
     }
 
     /// Waits while another thread makes a slab.
@@ -320,11 +321,10 @@ struct Waiter<'d> {
     seen: Option<u64>,
     /// How often it has given back unused what it was granted for a slab, since there was more room for good.
     in_vain: u32,
+    /// Whether listeners of the budget were told, as it waited, that a device had refused its slab.
+    has_told: bool,
     /// How often there had been, in the budget and in the pool.
     room: Option<(u64, u64)>,
-    /// When it tries to make a slab next, whatever it has been told of room, and how long after that once more; `None` if
-    /// it would make none.
-    next_try: Option<(Instant, Duration)>,
     /// It has tried to make a slab. Listeners are called when it has no place: they may wait for a thread behind it.
     settles: Option<Settles<'d>>,
 }
@@ -332,14 +332,6 @@ struct Waiter<'d> {
 /// So often a thread that waits gives back what it was granted, and tries again although nothing was released: what the
 /// device lacked may have been another pool's try.
 const IN_VAIN: u32 = 4;
-
-/// A thread that waits for a slab tries to make one after so long, and then after twice as long each time: there is
-/// room that no drawer tells of, as a registration of a cache that is leased no more, an empty slab that another pool keeps for
-/// itself, and what another process unpins.
-const FIRST_TRY: Duration = Duration::from_millis(10);
-
-/// The tries are so long apart at most.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// What came of a slab that was wanted.
 enum Grown {
@@ -368,14 +360,18 @@ impl Drop for Waiter<'_> {
             self.go(&mut state);
             self.depot.open_unless_awaited(&state);
             state.release_withheld();
+            let lends = state.could_lend_now();
             self.depot.wake(&state);
+            drop(state);
+            if lends {
+                self.depot.allowance.note_idle();
+            }
         }
     }
 }
 
 impl<'d> Waiter<'d> {
-    fn new(depot: &'d Depot, want: Want, grows: bool) -> Self {
-        let next_try = grows.then(|| (Instant::now() + FIRST_TRY, 2 * FIRST_TRY));
+    const fn new(depot: &'d Depot, want: Want, grows: bool) -> Self {
         Self {
             depot,
             want,
@@ -385,22 +381,10 @@ impl<'d> Waiter<'d> {
             is_apart: false,
             seen: None,
             in_vain: 0,
+            has_told: false,
             room: None,
-            next_try,
             settles: None,
         }
-    }
-
-    /// Whether it is; then the next time is later.
-    fn is_time_to_try(&mut self) -> bool {
-        let now = Instant::now();
-        let Some((_, pause)) = self.next_try.filter(|&(at, _)| at <= now) else { return false };
-        self.next_try = Some((now + pause, (2 * pause).min(LONGEST_PAUSE)));
-        true
-    }
-
-    fn until_next_try(&self) -> Duration {
-        self.next_try.map_or(Duration::MAX, |(at, _)| at.saturating_duration_since(Instant::now()))
     }
 
     /// Goes where it belongs as the slabs are now.
