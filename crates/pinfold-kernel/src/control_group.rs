@@ -41,7 +41,9 @@ impl ControlGroup {
     /// The groups in which `controller` counts the process that `/proc/self` below `root` describes: its own first, then
     /// those above it. `None` where that cannot be known.
     pub fn of_this_process(root: &Path, controller: &str) -> Option<Vec<Self>> {
-        let read = |path| fs::read_to_string(root.join(path)).ok();
+        // A path may be any bytes.
+        let read = |path| fs::read(root.join(path)).ok();
+        let read = |path| read(path).map(|text| String::from_utf8_lossy(&text).into_owned());
         let (groups, mounts) = (read("proc/self/cgroup")?, read("proc/self/mountinfo")?);
         let is_unified = |it: &Membership<'_>| it.controllers.is_empty();
         // Each controller is in one hierarchy only; where version 1 has it, version 2 has not.

@@ -872,6 +872,53 @@ fn what_was_kept_for_the_queue_of_another_pool_is_found_before_the_time_is_up() 
     });
 }
 
+/// One waits for a long buffer only after another pool was lent nothing.
+#[test]
+fn what_is_kept_for_a_queue_of_later_is_found_before_the_time_is_up() {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let budget = budget(5 * MIB);
+    let (keeps, wants) = (&pool_without_caches(&budget), &pool_without_caches(&budget));
+    let (two, three) = (keeps.get(2 * MIB).unwrap(), keeps.get(3 * MIB).unwrap());
+    thread::scope(|scope| {
+        let began = Instant::now();
+        let wait = WhenExhausted::GrowOrWait(PATIENCE);
+        let maker =
+            scope.spawn(move || wants.request(2 * MIB).when_exhausted(wait).get().map(drop));
+        until(|| wants.statistics().waiting == 1);
+        let wait = WhenExhausted::Wait(Duration::from_millis(300));
+        let waiter =
+            scope.spawn(move || keeps.request(3 * MIB).when_exhausted(wait).get().map(drop));
+        until(|| keeps.statistics().waiting == 1 || waiter.is_finished());
+        drop(two);
+        assert!(matches!(waiter.join().unwrap(), Err(AllocateError::TimedOut { .. })));
+        assert_eq!(maker.join().unwrap(), Ok(()));
+        assert!(began.elapsed() < PATIENCE, "not at its last look");
+        drop(three);
+    });
+}
+
+/// What would not do is left where it is, however often it comes and goes.
+#[test]
+fn what_another_pool_leaves_idle_stays_where_it_is_less_than_is_wanted() {
+    let budget = budget(4 * MIB);
+    let (keeps, wants) = (&pool_without_caches(&budget), &pool_without_caches(&budget));
+    let held: Vec<_> = (0..3).map(|_| keeps.get(MIB).unwrap()).collect();
+    drop(keeps.get(MIB).unwrap());
+    thread::scope(|scope| {
+        let wait = WhenExhausted::GrowOrWait(Duration::from_millis(500));
+        let maker =
+            scope.spawn(move || wants.request(2 * MIB).when_exhausted(wait).get().map(drop));
+        until(|| wants.statistics().waiting == 1 || maker.is_finished());
+        while !maker.is_finished() {
+            drop(keeps.get(MIB).unwrap());
+        }
+        assert!(matches!(maker.join().unwrap(), Err(AllocateError::TimedOut { .. })));
+    });
+    // Four at first, one after its first look and each of some tries, and one after its last.
+    assert!(keeps.statistics().grown < 16, "{} slabs", keeps.statistics().grown);
+    drop(held);
+}
+
 fn pool_without_caches(budget: &Budget) -> Pool<Slow> {
     let config = PoolConfig { max_slab_bytes: 8 * MIB, thread_cache_bytes: 0, ..lending() };
     Pool::within(share(budget), Slow::default(), config).unwrap()
@@ -1403,16 +1450,17 @@ fn a_slab_that_the_device_refuses_to_a_thread_that_waits_gets_what_becomes_idle(
     let other = Pool::within(share(&budget), device.clone(), lending()).unwrap();
     let pool = Pool::within(share(&budget), device.clone(), lending()).unwrap();
     let mut held: Vec<_> = (0..4).map(|_| other.get(MIB).unwrap()).collect();
+    let began = Instant::now();
     thread::scope(|scope| {
         let waits = scope.spawn(|| {
-            let when = WhenExhausted::GrowOrWait(Duration::from_secs(2));
+            let when = WhenExhausted::GrowOrWait(LONG);
             pool.request(MIB).when_exhausted(when).get().map(drop)
         });
         let sleeps = || pool.statistics().waiting == 1 && pool.statistics().refused >= 2;
         until(|| sleeps() || waits.is_finished());
         held.clear();
-        // Its last try, when its patience is over: an empty slab is the other pool's own until it is asked for.
         assert_eq!(waits.join().unwrap(), Ok(()));
+        assert!(began.elapsed() < LONG, "not at its last look");
     });
 }
 
@@ -1454,7 +1502,7 @@ fn a_slab_that_the_device_refuses_is_tried_so_often_and_no_more() {
     let config = PoolConfig { first_slab_bytes: 64 * KIB, max_slab_bytes: 64 * KIB, ..lending() };
     let pool = Pool::within(share(&budget), device.clone(), config).unwrap();
     assert!(matches!(pool.get(64 * KIB), Err(AllocateError::Register(_))));
-    assert_eq!((boaster.0.load(SeqCst), device.tries()), (8, 1 + 8));
+    assert_eq!((boaster.0.load(SeqCst), device.tries()), (64, 1 + 64));
     drop(drawn);
 }
 

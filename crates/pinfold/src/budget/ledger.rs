@@ -235,6 +235,8 @@ fn level_for(room: usize, part: Part) -> i128 {
 struct Refused {
     /// How much more the drawer of each might have taken then.
     rooms: BTreeMap<User, Amount>,
+    /// The least that each of them has asked for since it was last notified.
+    wanted: BTreeMap<User, Amount>,
     bytes: Waiting,
     regions: Waiting,
 }
@@ -246,7 +248,10 @@ impl Refused {
         self.unlist(drawer, entry);
         let before = match room {
             Some(room) => self.rooms.insert(user, room),
-            None => self.rooms.remove(&user),
+            None => {
+                self.wanted.remove(&user);
+                self.rooms.remove(&user)
+            }
         };
         if let Some(Amount { bytes, regions }) = before {
             self.bytes.rooms.remove(&(drawer, bytes, number));
@@ -257,6 +262,11 @@ impl Refused {
             self.regions.rooms.insert((drawer, regions, number));
         }
         self.list(drawer, entry);
+    }
+
+    fn want(&mut self, user: User, amount: Amount) {
+        let wanted = self.wanted.entry(user).or_insert(amount);
+        *wanted = wanted.min(amount);
     }
 
     fn list(&mut self, drawer: Drawer, entry: &Entry) {
@@ -403,7 +413,7 @@ impl Ledger {
     pub(super) fn take_or_await(&mut self, user: User, amount: Amount) -> Result<(), Refusal> {
         let taken = self.take(user.drawer, amount);
         if taken.is_err() {
-            self.await_room(user);
+            self.await_room(user, amount);
         }
         taken
     }
@@ -413,8 +423,11 @@ impl Ledger {
     ///
     /// What was taken and came back in between makes no difference, so two that try in turn do not notify each other
     /// for ever. It waits until there is more, also if it gets something meanwhile: several threads may ask for it.
-    pub(super) fn await_room(&mut self, user: User) {
+    ///
+    /// It is notified, too, when another drawer leaves as much idle as it has `wanted`.
+    pub(super) fn await_room(&mut self, user: User, wanted: Amount) {
         let Some(&entry) = self.entry(user.drawer) else { return };
+        self.refused.want(user, wanted);
         let (room, before) = (self.room(&entry), self.refused.rooms.get(&user).copied());
         // Of an earlier refusal for which there is more room now, it is still to be notified.
         let least = before.map_or(room, |before| before.min(room));
@@ -459,17 +472,38 @@ impl Ledger {
         Some(user)
     }
 
-    /// One of those users that may ask for what `idle` holds beyond its due, of which something has become idle; each is
-    /// notified once for a refusal.
-    pub(super) fn take_refused_with_claim_on(&mut self, idle: Drawer) -> Option<User> {
-        const LEAST: Amount = Amount { bytes: 1, regions: 1 };
-        let is_due = |user: &User| {
-            let claim = self.claim(user.drawer, LEAST, self.total);
-            claim.is_some_and(|claim| self.debt(claim, idle) != Amount::ZERO)
-        };
-        let user = self.refused.rooms.keys().copied().find(is_due)?;
+    /// One of those users that gets what it wants if it asks `lender` for what is `idle` there; each is notified once for a
+    /// refusal.
+    pub(super) fn take_refused_served_by(&mut self, lender: Drawer, idle: Amount) -> Option<User> {
+        let wants = self.refused.wanted.iter();
+        let (&user, _) = wants.into_iter().find(|&(user, &wanted)| {
+            let entry = self.entry(user.drawer);
+            let missing = entry.map_or(wanted, |entry| wanted - self.room(entry));
+            self.would_owe(lender, idle, Claim { drawer: user.drawer, missing, total: self.total })
+                // A device had no room, and what it has taken is all there is.
+                || self.totals_of_devices().into_iter().any(|total| {
+                    self.would_owe(lender, idle, Claim { drawer: user.drawer, missing: wanted, total })
+                })
+        })?;
         self.forget(user);
+        self.released += 1;
         Some(user)
+    }
+
+    /// Whether `lender` owes all that the claim misses, if that is due, and has it `idle`.
+    fn would_owe(&self, lender: Drawer, idle: Amount, claim: Claim) -> bool {
+        let Claim { drawer, missing, total } = claim;
+        let is_due = self.claim(drawer, missing, total).is_some();
+        is_due && missing != Amount::ZERO && missing.fits(self.debt(claim, lender).min(idle))
+    }
+
+    /// What there is where a device has taken all bytes that it takes, or all registrations.
+    pub(super) fn totals_of_devices(&self) -> [Amount; 2] {
+        let held = self.held();
+        [
+            self.total.min(Amount { bytes: held.bytes, regions: usize::MAX }),
+            self.total.min(Amount { regions: held.regions, bytes: usize::MAX }),
+        ]
     }
 
     fn refused_with_room(&self) -> Option<User> {
@@ -630,9 +664,11 @@ mod tests {
         for drawer in [wants, greedy] {
             assert!(ledger.take_or_await(User { drawer, number: 1 }, amount(10)).is_err());
         }
-        assert_eq!(ledger.take_refused_with_claim_on(other), None, "it holds less than its due");
-        assert_eq!(ledger.take_refused_with_claim_on(keeps), Some(user), "not who has too much");
-        assert_eq!(ledger.take_refused_with_claim_on(keeps), None);
+        let (little, enough) = (amount(9), amount(10));
+        assert_eq!(ledger.take_refused_served_by(other, enough), None, "less than its due");
+        assert_eq!(ledger.take_refused_served_by(keeps, little), None, "it would not do");
+        assert_eq!(ledger.take_refused_served_by(keeps, enough), Some(user), "not too much");
+        assert_eq!(ledger.take_refused_served_by(keeps, enough), None, "once");
     }
 
     /// What was not used makes a user notified that it was kept from, and is no release.
@@ -646,7 +682,7 @@ mod tests {
         let before = ledger.released();
         ledger.give_unused(tries, amount(60));
         assert_eq!(with_room(&mut ledger), [waits]);
-        ledger.await_room(waits);
+        ledger.await_room(waits, amount(1));
         assert!(!ledger.has_room_for_refused(), "no more than now");
         assert_eq!(ledger.released(), before);
         ledger.give(tries, amount(1));
@@ -960,7 +996,7 @@ mod tests {
             let other = ledger.join(Terms::default()).unwrap();
             ledger.take(waits, amount(30)).unwrap();
             ledger.take(other, amount(40)).unwrap();
-            ledger.await_room(User { drawer: waits, number: 1 });
+            ledger.await_room(User { drawer: waits, number: 1 }, amount(1));
             let mut steps: [&dyn Fn(&mut Ledger); 2] =
                 [&|it| it.give(waits, amount(1)), &|it| it.take(other, amount(5)).unwrap()];
             if gives_late {
@@ -1005,7 +1041,7 @@ mod tests {
                         ledger.set_total(Amount { bytes: next(150), regions: next(60) });
                     }
                     (4, Some(user)) => ledger.overdraw(user.drawer, amount),
-                    (5 | 6, Some(user)) => ledger.await_room(user),
+                    (5 | 6, Some(user)) => ledger.await_room(user, amount),
                     (7 | 8, Some(user)) => ledger.give(user.drawer, amount),
                     (_, Some(user)) => {
                         refused += usize::from(ledger.take_or_await(user, amount).is_err());

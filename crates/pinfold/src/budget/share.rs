@@ -576,15 +576,16 @@ impl Inner {
         }
     }
 
-    /// Notifies users that were refused and may ask for what `idle` leaves idle: as many as were refused when this begins.
-    fn notify_of_idle(&self, idle: Drawer) {
+    /// Notifies users that were refused and get what they want if they ask `lender` for what is `idle` there: as many as
+    /// were refused when this begins.
+    fn notify_of_idle(&self, lender: Drawer, idle: Amount) {
         // Relaxed: one that is refused behind this asks that drawer itself, under its lock.
         if !self.has_refused.load(Ordering::Relaxed) {
             return;
         }
         for _ in 0..self.read(|state| state.ledger.refused()).unwrap_or_default() {
-            let due = self.changed(|state| state.ledger.take_refused_with_claim_on(idle));
-            let Some(user) = due.flatten() else { return };
+            let served = self.changed(|state| state.ledger.take_refused_served_by(lender, idle));
+            let Some(user) = served.flatten() else { return };
             self.notify(user);
         }
     }
@@ -858,11 +859,12 @@ impl ShareAccount {
 
     /// What the device took is all there is, for now.
     fn recall_on_device(&self, error: RegisterError, missing: Amount) -> bool {
-        self.share.recall_of(missing, |ledger| match error {
-            RegisterError::PinnedMemoryLimit { .. } => {
-                ledger.total().min(Amount { bytes: ledger.held().bytes, regions: usize::MAX })
+        self.share.recall_of(missing, |ledger| {
+            let [where_bytes_lack, where_regions_lack] = ledger.totals_of_devices();
+            match error {
+                RegisterError::PinnedMemoryLimit { .. } => where_bytes_lack,
+                _ => where_regions_lack,
             }
-            _ => ledger.total().min(Amount { regions: ledger.held().regions, bytes: usize::MAX }),
         })
     }
 
@@ -871,15 +873,15 @@ impl ShareAccount {
         self.changed(|ledger, drawer| ledger.give_unused(drawer, amount));
     }
 
-    /// What this drawer holds is in part idle now: it may be due to another one, which was refused. Called with no lock held.
-    pub(crate) fn note_idle(&self) {
-        self.share.inner().notify_of_idle(self.share.drawer);
+    /// Of what this drawer holds so much is `idle` now: it may be due to another one, which was refused. Called with no lock held.
+    pub(crate) fn note_idle(&self, idle: Amount) {
+        self.share.inner().notify_of_idle(self.share.drawer, idle);
     }
 
-    /// Its lender is notified when there is more than now.
-    pub(crate) fn await_room(&self) {
+    /// Its lender is notified when there is more than now, or another drawer leaves as much idle as it has `wanted`.
+    pub(crate) fn await_room(&self, wanted: Amount) {
         let number = self.number;
-        self.changed(|ledger, drawer| ledger.await_room(User { drawer, number }));
+        self.changed(|ledger, drawer| ledger.await_room(User { drawer, number }, wanted));
     }
 
     /// How often there may have been more room for good. The same for ever in a forked child.
@@ -1058,7 +1060,7 @@ mod tests {
 
         fn room_made(&self) {
             self.notified.fetch_add(1, Ordering::Relaxed);
-            self.waits.await_room();
+            self.waits.await_room(Amount::one(1));
             self.holds.give(Amount::one(PAGE));
         }
     }
@@ -1073,7 +1075,7 @@ mod tests {
         let lender = Arc::new(MakesRoom { waits, holds, notified: AtomicU64::new(0) });
         let weak: Weak<MakesRoom> = Arc::downgrade(&lender);
         lender.waits.attach(weak);
-        lender.waits.await_room();
+        lender.waits.await_room(Amount::one(1));
         for turn in 1..4 {
             lender.holds.give(Amount::one(PAGE));
             lender.holds.settle();

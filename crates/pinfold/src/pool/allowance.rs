@@ -133,11 +133,14 @@ impl ForEachPin {
         }
     }
 
-    /// Something of what was granted is idle now, and would be given back to another drawer. No lock is held.
-    pub(super) fn note_idle(&self) {
+    /// So many bytes of so many slabs are idle now, and would be given back to another drawer. No lock is held.
+    pub(super) fn note_idle(&self, idle: Amount) {
         match &self.granter {
             Granter::Program(_) => {}
-            Granter::Share(account) => account.note_idle(),
+            Granter::Share(account) => {
+                let bytes = idle.bytes.saturating_mul(self.pins);
+                account.note_idle(Amount { bytes, ..idle });
+            }
         }
     }
 
@@ -145,8 +148,14 @@ impl ForEachPin {
         self.granter.allowance().released()
     }
 
-    pub(super) fn await_room(&self) {
-        self.granter.allowance().await_room();
+    /// The same as [`Allowance::await_room`], for a slab of so many bytes.
+    pub(super) fn await_room(&self, bytes: usize) {
+        match &self.granter {
+            Granter::Program(allowance) => allowance.await_room(),
+            Granter::Share(account) => {
+                account.await_room(Amount::one(bytes.saturating_mul(self.pins)));
+            }
+        }
     }
 
     pub(super) fn settle(&self) {
@@ -175,10 +184,6 @@ impl Allowance for ShareAccount {
 
     fn released(&self) -> Option<u64> {
         Some(Self::released(self))
-    }
-
-    fn await_room(&self) {
-        Self::await_room(self);
     }
 
     fn settle(&self) {

@@ -51,7 +51,7 @@ pub enum WhenExhausted {
     Wait(Duration),
     /// It registers another slab, and where none is allowed it waits so long: for a buffer to be put back, or until a
     /// slab can be had because the pool has given others back, or another drawer of its
-    /// [budget](super::Pool::within) has, or another pool of it has a slab that is empty and due to this one. What makes room
+    /// [budget](super::Pool::within) has, or another pool of it has as much in empty slabs, which is due to this one. What makes room
     /// without a word, it does not notice before its time is up: a registration that no lease of a cache holds any more,
     /// buffers that another pool's threads cache, memory that another process unpins; nor what a budget of the program's
     /// own has, which says so by [`Lender::room_made`](crate::budget::Lender::room_made).

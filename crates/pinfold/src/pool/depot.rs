@@ -127,8 +127,8 @@ pub(super) struct State {
     /// Those of them that would make it. As long as there are any, the gate is closed: what is put
     /// back may make room for it.
     pub(super) makers: usize,
-    /// Whether another drawer was lent nothing because of those in the queue.
-    pub(super) lends_later: bool,
+    /// Whether a slab became empty, or was not lent because of those in the queue, since other drawers were last told.
+    untold: bool,
     /// Whether a thread was refused a slab because what is empty was kept for those in the queue.
     withheld: bool,
     /// How often there has been more room for a slab than before.
@@ -414,11 +414,16 @@ impl Depot {
     pub(super) fn after_puts(&self, mut state: Guard<'_>, emptied: bool) {
         self.wake(&state);
         let surplus = if emptied { self.surplus(&mut state) } else { Vec::new() };
-        let lends = emptied && state.could_lend();
+        let idle = state.take_untold_idle();
         drop(state);
+        self.note_idle(idle);
         self.give_back(surplus);
-        if lends {
-            self.allowance.note_idle();
+    }
+
+    /// Tells the budget of slabs that are empty, if there are any that it was not told of.
+    pub(super) fn note_idle(&self, idle: Option<Amount>) {
+        if let Some(idle) = idle {
+            self.allowance.note_idle(idle);
         }
     }
 
@@ -463,7 +468,7 @@ impl Depot {
             let smaller = self.bounds.smaller(reserved.bytes, want.slab_bytes());
             match smaller.filter(|_| error.is_about_bytes()) {
                 Some(smaller) => reserved.shrink(smaller),
-                None if self.gives_empty_back(seat)? => {}
+                None if self.gives_empty_back(want, seat)? => {}
                 None => return Err(error),
             }
         }
@@ -487,13 +492,18 @@ impl Depot {
 
     /// Gives all empty slabs back, and what threads cache of them. Not if another thread waits, which may
     /// have been woken for one. Whether there were any. The caller settles, behind its growth.
-    fn gives_empty_back(&self, seat: Option<&Seat>) -> Result<bool, Forked> {
+    ///
+    /// Nor if one of them would do, which came back since the thread looked: it looks again.
+    fn gives_empty_back(&self, want: Want, seat: Option<&Seat>) -> Result<bool, Forked> {
         let mut state = self.lock_again()?;
         if !state.none_is_ahead_of(seat) {
             state.withheld = true;
             return Ok(false);
         }
         self.raid(&mut state);
+        if state.has_empty_for(want) {
+            return Ok(false);
+        }
         let empty = state.remove_empty(0, 0);
         drop(state);
         let were_any = !empty.is_empty();
@@ -509,7 +519,7 @@ impl Depot {
         let mut state = self.lock_again()?;
         if self.next_slab(&state, want).is_none() {
             drop(state);
-            self.gives_empty_back(seat)?;
+            self.gives_empty_back(want, seat)?;
             state = self.lock_again()?;
         }
         let next = self.next_slab(&state, want);
@@ -754,7 +764,7 @@ impl Lender for Depot {
         }
         let mut state = self.lock();
         let lends = state.queue.is_empty();
-        state.lends_later |= !lends;
+        state.untold |= !lends;
         let lent = if lends { self.take_out(&mut state, missing) } else { Vec::new() };
         if lent.is_empty() {
             return self.watch_one_leave(state);
@@ -808,7 +818,7 @@ pub(super) struct Tries {
 
 /// How often others are asked to give back for a slab that a device refuses: what they give may be of another device, and
 /// each try maps a slab anew.
-const RECALLS: u32 = 8;
+const RECALLS: u32 = 64;
 
 /// A thread is making a slab; dropped when it is done, however that ends.
 pub(super) struct Growth<'d>(&'d Depot);
@@ -924,7 +934,7 @@ impl State {
             queue: Queue::new(),
             apart: 0,
             makers: 0,
-            lends_later: false,
+            untold: false,
             withheld: false,
             room_made: 0,
             own_room_made: 0,
@@ -961,6 +971,10 @@ impl State {
         self.slabs.iter().flatten().any(|slab| slab.bytes() >= want.slab_bytes())
     }
 
+    fn has_empty_for(&self, want: Want) -> bool {
+        self.space.empty_slabs().any(|number| self.slab_bytes(number) >= want.slab_bytes())
+    }
+
     fn idle_bytes(&self) -> usize {
         self.space.empty_slabs().map(|number| self.slab_bytes(number)).sum()
     }
@@ -979,6 +993,7 @@ impl State {
         let put = slab.and_then(|slab| slab.place_of(address)).map(|place| self.space.put(place));
         self.counts.refused_puts += u64::from(put.is_none_or(|put| put == Put::NotInUse));
         if put == Some(Put::SlabEmpty) {
+            self.untold = true;
             self.note_own_room();
         }
         put == Some(Put::SlabEmpty)
@@ -993,16 +1008,13 @@ impl State {
         }
     }
 
-    /// Whether another drawer would be lent something.
-    pub(super) fn could_lend(&self) -> bool {
-        self.queue.is_empty() && self.space.empty_slabs().next().is_some()
-    }
-
-    /// The same where one was lent nothing because of a queue that has gone; said once.
-    pub(super) fn could_lend_now(&mut self) -> bool {
-        let could = self.lends_later && self.could_lend();
-        self.lends_later &= !self.queue.is_empty();
-        could
+    /// What other drawers would be lent, if there is something of which they have not been told.
+    pub(super) fn take_untold_idle(&mut self) -> Option<Amount> {
+        if !self.queue.is_empty() || !std::mem::take(&mut self.untold) {
+            return None;
+        }
+        let regions = self.space.empty_slabs().count();
+        (regions > 0).then(|| Amount { bytes: self.idle_bytes(), regions })
     }
 
     /// There is more room for a slab than before, whatever the budget says.

@@ -151,7 +151,14 @@ impl Depot {
         waiter.seen = Some(state.room_made);
         waiter.settles.get_or_insert(Settles(self));
         let block = self.grow_unless_in_vain(state, waiter, is_last);
-        Ok((self.lock_again()?, block.map_or(Looked::Again, Looked::Found)))
+        let mut state = self.lock_again()?;
+        // What came back meanwhile is for the first in the queue, not for who comes first while it steps aside.
+        let is_first = waiter.seat.as_ref().is_some_and(|seat| state.queue.is_first(seat));
+        let block = match block {
+            None if is_first => state.take(waiter.want),
+            block => block,
+        };
+        Ok((state, block.map_or(Looked::Again, Looked::Found)))
     }
 
     /// Makes a slab for a thread that waits, and takes a block of it.
@@ -170,7 +177,7 @@ impl Depot {
         let _growth = Growth::begin(self);
         // First, so that what is released behind the count has this pool notified; also one whose device refuses what it was
         // granted, which no budget knows of: what another pool gives back may make room in the device.
-        self.allowance.await_room();
+        self.allowance.await_room(waiter.want.slab_bytes());
         if self.is_forked() {
             return None;
         }
@@ -226,17 +233,15 @@ impl Depot {
         state.release_withheld();
         self.wake(&state);
         let surplus = self.surplus(&mut state);
-        let lends = state.could_lend_now();
-        if surplus.is_empty() && settles.is_none() && !lends {
+        let idle = state.take_untold_idle();
+        if surplus.is_empty() && settles.is_none() && idle.is_none() {
             return Ok((state, block));
         }
         drop(state);
         let given_back = foreign::call(|| {
             let _settles = settles;
+            self.note_idle(idle);
             self.give_back(surplus);
-            if lends {
-                self.allowance.note_idle();
-            }
         });
         let mut state = self.lock_again()?;
         let Err(panicked) = given_back else { return Ok((state, block)) };
@@ -360,12 +365,10 @@ impl Drop for Waiter<'_> {
             self.go(&mut state);
             self.depot.open_unless_awaited(&state);
             state.release_withheld();
-            let lends = state.could_lend_now();
+            let idle = state.take_untold_idle();
             self.depot.wake(&state);
             drop(state);
-            if lends {
-                self.depot.allowance.note_idle();
-            }
+            self.depot.note_idle(idle);
         }
     }
 }
