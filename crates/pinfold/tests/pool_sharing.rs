@@ -1447,7 +1447,9 @@ fn a_slab_that_the_device_refuses_gets_what_a_cache_leaves_idle() {
 #[test]
 fn a_slab_that_the_device_refuses_to_a_thread_that_waits_gets_what_becomes_idle() {
     let (budget, device) = (budget(64 * MIB), Bounded::of_bytes(4 * MIB));
-    let other = Pool::within(share(&budget), device.clone(), lending()).unwrap();
+    // What a thread caches lies idle unnoticed.
+    let config = PoolConfig { thread_cache_bytes: 0, ..lending() };
+    let other = Pool::within(share(&budget), device.clone(), config).unwrap();
     let pool = Pool::within(share(&budget), device.clone(), lending()).unwrap();
     let mut held: Vec<_> = (0..4).map(|_| other.get(MIB).unwrap()).collect();
     let began = Instant::now();
