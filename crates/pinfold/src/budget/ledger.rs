@@ -475,26 +475,31 @@ impl Ledger {
     /// One of those users that gets what it wants if it asks `lender` for what is `idle` there; each is notified once for a
     /// refusal.
     pub(super) fn take_refused_served_by(&mut self, lender: Drawer, idle: Amount) -> Option<User> {
-        let wants = self.refused.wanted.iter();
-        let (&user, _) = wants.into_iter().find(|&(user, &wanted)| {
+        let (&user, _) = self.refused.wanted.iter().find(|&(user, &wanted)| {
             let entry = self.entry(user.drawer);
             let missing = entry.map_or(wanted, |entry| wanted - self.room(entry));
-            self.would_owe(lender, idle, Claim { drawer: user.drawer, missing, total: self.total })
-                // A device had no room, and what it has taken is all there is.
-                || self.totals_of_devices().into_iter().any(|total| {
-                    self.would_owe(lender, idle, Claim { drawer: user.drawer, missing: wanted, total })
-                })
+            let [where_bytes_lack, where_regions_lack] = self.totals_of_devices();
+            let (bytes, regions) = (Amount { regions: 0, ..wanted }, Amount { bytes: 0, ..wanted });
+            // The budget has no room; or a device has none, and what it has taken is all there is.
+            [
+                (missing, missing, self.total),
+                (wanted, bytes, where_bytes_lack),
+                (wanted, regions, where_regions_lack),
+            ]
+            .into_iter()
+            .any(|(missing, lacking, total)| {
+                let claim = self.claim(user.drawer, missing, total);
+                claim.is_some_and(|claim| self.would_do(lender, idle, claim, lacking))
+            })
         })?;
         self.forget(user);
         self.released += 1;
         Some(user)
     }
 
-    /// Whether `lender` owes all that the claim misses, if that is due, and has it `idle`.
-    fn would_owe(&self, lender: Drawer, idle: Amount, claim: Claim) -> bool {
-        let Claim { drawer, missing, total } = claim;
-        let is_due = self.claim(drawer, missing, total).is_some();
-        is_due && missing != Amount::ZERO && missing.fits(self.debt(claim, lender).min(idle))
+    /// Whether `lender` owes for the claim what is `lacking`, and has it `idle`.
+    fn would_do(&self, lender: Drawer, idle: Amount, claim: Claim, lacking: Amount) -> bool {
+        lacking != Amount::ZERO && lacking.fits(self.debt(claim, lender).min(idle))
     }
 
     /// What there is where a device has taken all bytes that it takes, or all registrations.

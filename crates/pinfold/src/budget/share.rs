@@ -814,13 +814,15 @@ impl ShareAccount {
     pub(crate) fn grow(&self, amount: Amount) -> Result<(), Exhausted> {
         let mut recalls = Recalls::new();
         loop {
+            let released = self.released();
             let Refusal { exhausted, missing } = match self.take_or_await(amount) {
                 Ok(()) => return Ok(()),
                 Err(refusal) => refusal,
             };
             let recalls_quietly = || {
                 let _quiet = Quiet::begin();
-                self.recall(missing)
+                // What others owed they may have given back since the refusal, by themselves.
+                self.recall(missing) || self.released() != released
             };
             if exhausted.wanted > exhausted.allowed || !recalls.ask(recalls_quietly) {
                 return Err(exhausted);
