@@ -901,9 +901,12 @@ fn what_is_kept_for_a_queue_of_later_is_found_before_the_time_is_up() {
 #[test]
 fn what_another_pool_leaves_idle_stays_where_it_is_less_than_is_wanted() {
     let budget = budget(4 * MIB);
-    let (keeps, wants) = (&pool_without_caches(&budget), &pool_without_caches(&budget));
+    let config = PoolConfig { max_slab_bytes: MIB, thread_cache_bytes: 0, ..lending() };
+    let keeps = &Pool::within(share(&budget), Slow::default(), config).unwrap();
+    let wants = &pool_without_caches(&budget);
     let held: Vec<_> = (0..3).map(|_| keeps.get(MIB).unwrap()).collect();
     drop(keeps.get(MIB).unwrap());
+    assert_eq!(keeps.statistics().slabs, 4);
     thread::scope(|scope| {
         let wait = WhenExhausted::GrowOrWait(Duration::from_millis(500));
         let maker =
@@ -917,6 +920,15 @@ fn what_another_pool_leaves_idle_stays_where_it_is_less_than_is_wanted() {
     // Four at first, one after its first look and each of some tries, and one after its last.
     assert!(keeps.statistics().grown < 16, "{} slabs", keeps.statistics().grown);
     drop(held);
+}
+
+/// A slab that becomes empty only as a thread looks for room goes for a longer one.
+#[test]
+fn what_a_raid_empties_makes_room_in_a_pool_that_keeps_nothing() {
+    let config = PoolConfig { max_bytes: 2 * MIB, idle_bytes: 0, ..PoolConfig::default() };
+    let pool = Pool::new(Slow::default(), config).unwrap();
+    drop(pool.get(4096).unwrap());
+    assert!(pool.get(2 * MIB).is_ok());
 }
 
 fn pool_without_caches(budget: &Budget) -> Pool<Slow> {

@@ -480,14 +480,13 @@ impl Ledger {
             let missing = entry.map_or(wanted, |entry| wanted - self.room(entry));
             let [where_bytes_lack, where_regions_lack] = self.totals_of_devices();
             let (bytes, regions) = (Amount { regions: 0, ..wanted }, Amount { bytes: 0, ..wanted });
-            // The budget has no room; or a device has none, and what it has taken is all there is.
-            [
-                (missing, missing, self.total),
-                (wanted, bytes, where_bytes_lack),
-                (wanted, regions, where_regions_lack),
-            ]
-            .into_iter()
-            .any(|(missing, lacking, total)| {
+            // The budget has no room; or a device has none, and what it has taken is all there is. No device was asked for a
+            // registration for whose bytes the budget has no room.
+            let by_device =
+                [(wanted, bytes, where_bytes_lack), (wanted, regions, where_regions_lack)];
+            let by_device = &by_device[..if missing.bytes == 0 { 2 } else { 1 }];
+            let by_budget = [(missing, missing, self.total)];
+            by_budget.iter().chain(by_device).any(|&(missing, lacking, total)| {
                 let claim = self.claim(user.drawer, missing, total);
                 claim.is_some_and(|claim| self.would_do(lender, idle, claim, lacking))
             })

@@ -813,6 +813,7 @@ impl ShareAccount {
     /// is not there. No listener is called: the caller settles.
     pub(crate) fn grow(&self, amount: Amount) -> Result<(), Exhausted> {
         let mut recalls = Recalls::new();
+        let mut is_first = true;
         loop {
             let released = self.released();
             let Refusal { exhausted, missing } = match self.take_or_await(amount) {
@@ -822,7 +823,8 @@ impl ShareAccount {
             let recalls_quietly = || {
                 let _quiet = Quiet::begin();
                 // What others owed they may have given back since the refusal, by themselves.
-                self.recall(missing) || self.released() != released
+                let is_first = std::mem::take(&mut is_first);
+                self.recall(missing) || (is_first && self.released() != released)
             };
             if exhausted.wanted > exhausted.allowed || !recalls.ask(recalls_quietly) {
                 return Err(exhausted);

@@ -493,7 +493,7 @@ impl Depot {
     /// Gives all empty slabs back, and what threads cache of them. Not if another thread waits, which may
     /// have been woken for one. Whether there were any. The caller settles, behind its growth.
     ///
-    /// Nor if one of them would do, which came back since the thread looked: it looks again.
+    /// Nor if one of them would do, which came back since a thread of the queue looked: it takes it.
     fn gives_empty_back(&self, want: Want, seat: Option<&Seat>) -> Result<bool, Forked> {
         let mut state = self.lock_again()?;
         if !state.none_is_ahead_of(seat) {
@@ -501,7 +501,7 @@ impl Depot {
             return Ok(false);
         }
         self.raid(&mut state);
-        if state.has_empty_for(want) {
+        if seat.is_some() && state.has_empty_for(want) {
             return Ok(false);
         }
         let empty = state.remove_empty(0, 0);
