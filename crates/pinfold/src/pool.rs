@@ -80,8 +80,8 @@
 //! # Layers
 //!
 //! `classes`, `space` (arithmetic), `sys`, `memory`, `map`, `devices`, `slab` (memory), `config`,
-//! `error`, `allowance`, `statistics` (words), `queue` (who waits), `depot` (what is shared), `taking` (what is not at hand), `threads` (what is not shared),
-//! `buffer`, `flight`, `vector`, `raw` (the entry points).
+//! `error`, `allowance`, `statistics` (words), `queue` (who waits), `depot` (what is shared), `taking` (what is not at
+//! hand), `threads` (what is not shared), `buffer`, `flight`, `vector`, `raw` (the entry points).
 
 mod allowance;
 mod buffer;

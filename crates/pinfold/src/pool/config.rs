@@ -52,7 +52,7 @@ pub enum WhenExhausted {
     /// It registers another slab, and where none is allowed it waits so long: for a buffer to be put back, or until a
     /// slab can be had because the pool has given others back, or another drawer of its
     /// [budget](super::Pool::within) has, or another pool of it has as much in empty slabs, which is due to this one. What makes room
-    /// without a word, it does not notice before its time is up: a registration that no lease of a cache holds any more,
+    /// without a word, it does not notice before its time is up: a registration that a cache keeps and none has leased,
     /// buffers that another pool's threads cache, memory that another process unpins; nor what a budget of the program's
     /// own has, which says so by [`Lender::room_made`](crate::budget::Lender::room_made).
     GrowOrWait(Duration),
