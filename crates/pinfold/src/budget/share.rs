@@ -533,7 +533,7 @@ impl Inner {
             // Relaxed: as above.
             self.room_made.store(true, Ordering::Relaxed);
         }
-        // Relaxed: see `notify_of_idle`; stored under the lock, as every store is.
+        // Relaxed: see `ShareAccount::is_awaited`; stored under the lock, as every store is.
         self.has_refused.store(state.ledger.refused() > 0, Ordering::Relaxed);
         Some(result)
     }
@@ -579,10 +579,6 @@ impl Inner {
     /// Notifies users that were refused and get what they want if they ask `lender` for what is `idle` there: as many as
     /// were refused when this begins.
     fn notify_of_idle(&self, lender: Drawer, idle: Amount) {
-        // Relaxed: one that is refused behind this asks that drawer itself, under its lock.
-        if !self.has_refused.load(Ordering::Relaxed) {
-            return;
-        }
         for _ in 0..self.read(|state| state.ledger.refused()).unwrap_or_default() {
             let served = self.changed(|state| state.ledger.take_refused_served_by(lender, idle));
             let Some(user) = served.flatten() else { return };
@@ -875,6 +871,14 @@ impl ShareAccount {
     /// Gives back what was taken and not used.
     pub(crate) fn give_unused(&self, amount: Amount) {
         self.changed(|ledger, drawer| ledger.give_unused(drawer, amount));
+    }
+
+    /// Whether a user was refused, so that it makes sense to say what is idle. To be asked under the lock under which this
+    /// drawer's lender looks for what is idle.
+    pub(crate) fn is_awaited(&self) -> bool {
+        // Relaxed: one that is refused asks the lender behind that. Where the lender has looked before, its lock orders
+        // the two; else it will find what is idle.
+        self.share.inner().has_refused.load(Ordering::Relaxed)
     }
 
     /// Of what this drawer holds so much is `idle` now: it may be due to another one, which was refused. Called with no lock held.

@@ -133,6 +133,14 @@ impl ForEachPin {
         }
     }
 
+    /// Whether another drawer waits for what may be idle here.
+    pub(super) fn is_awaited(&self) -> bool {
+        match &self.granter {
+            Granter::Program(_) => false,
+            Granter::Share(account) => account.is_awaited(),
+        }
+    }
+
     /// So many bytes of so many slabs are idle now, and would be given back to another drawer. No lock is held.
     pub(super) fn note_idle(&self, idle: Amount) {
         match &self.granter {

@@ -414,10 +414,15 @@ impl Depot {
     pub(super) fn after_puts(&self, mut state: Guard<'_>, emptied: bool) {
         self.wake(&state);
         let surplus = if emptied { self.surplus(&mut state) } else { Vec::new() };
-        let idle = state.take_untold_idle();
+        let idle = self.take_untold_idle(&mut state);
         drop(state);
         self.note_idle(idle);
         self.give_back(surplus);
+    }
+
+    /// What there is to tell the budget of. Slabs are not counted where no other drawer waits.
+    pub(super) fn take_untold_idle(&self, state: &mut State) -> Option<Amount> {
+        if self.allowance.is_awaited() { state.take_untold_idle() } else { None }
     }
 
     /// Tells the budget of slabs that are empty, if there are any that it was not told of.
@@ -1009,7 +1014,7 @@ impl State {
     }
 
     /// What other drawers would be lent, if there is something of which they have not been told.
-    pub(super) fn take_untold_idle(&mut self) -> Option<Amount> {
+    fn take_untold_idle(&mut self) -> Option<Amount> {
         if !self.queue.is_empty() || !std::mem::take(&mut self.untold) {
             return None;
         }

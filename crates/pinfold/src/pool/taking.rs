@@ -233,7 +233,7 @@ impl Depot {
         state.release_withheld();
         self.wake(&state);
         let surplus = self.surplus(&mut state);
-        let idle = state.take_untold_idle();
+        let idle = self.take_untold_idle(&mut state);
         if surplus.is_empty() && settles.is_none() && idle.is_none() {
             return Ok((state, block));
         }
@@ -365,7 +365,7 @@ impl Drop for Waiter<'_> {
             self.go(&mut state);
             self.depot.open_unless_awaited(&state);
             state.release_withheld();
-            let idle = state.take_untold_idle();
+            let idle = self.depot.take_untold_idle(&mut state);
             self.depot.wake(&state);
             drop(state);
             self.depot.note_idle(idle);
