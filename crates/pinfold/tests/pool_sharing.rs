@@ -848,53 +848,42 @@ fn what_another_pool_leaves_idle_is_found_before_the_time_is_up() {
     });
 }
 
-/// An empty slab is kept for a thread that waits for a longer one, and goes without.
+/// An empty slab is kept for a thread that waits for a longer one, and goes without: it came before another pool was lent
+/// nothing, or after.
 #[test]
 fn what_was_kept_for_the_queue_of_another_pool_is_found_before_the_time_is_up() {
     const PATIENCE: Duration = Duration::from_secs(60);
-    let budget = budget(5 * MIB);
-    let (keeps, wants) = (&pool_without_caches(&budget), &pool_without_caches(&budget));
-    let (two, three) = (keeps.get(2 * MIB).unwrap(), keeps.get(3 * MIB).unwrap());
-    thread::scope(|scope| {
-        let wait = WhenExhausted::Wait(Duration::from_millis(300));
-        let waiter =
-            scope.spawn(move || keeps.request(3 * MIB).when_exhausted(wait).get().map(drop));
-        until(|| keeps.statistics().waiting == 1 || waiter.is_finished());
-        drop(two);
-        let began = Instant::now();
-        let wait = WhenExhausted::GrowOrWait(PATIENCE);
-        let maker =
-            scope.spawn(move || wants.request(2 * MIB).when_exhausted(wait).get().map(drop));
-        assert!(matches!(waiter.join().unwrap(), Err(AllocateError::TimedOut { .. })));
-        assert_eq!(maker.join().unwrap(), Ok(()));
-        assert!(began.elapsed() < PATIENCE, "not at its last look");
-        drop(three);
-    });
-}
-
-/// One waits for a long buffer only after another pool was lent nothing.
-#[test]
-fn what_is_kept_for_a_queue_of_later_is_found_before_the_time_is_up() {
-    const PATIENCE: Duration = Duration::from_secs(60);
-    let budget = budget(5 * MIB);
-    let (keeps, wants) = (&pool_without_caches(&budget), &pool_without_caches(&budget));
-    let (two, three) = (keeps.get(2 * MIB).unwrap(), keeps.get(3 * MIB).unwrap());
-    thread::scope(|scope| {
-        let began = Instant::now();
-        let wait = WhenExhausted::GrowOrWait(PATIENCE);
-        let maker =
-            scope.spawn(move || wants.request(2 * MIB).when_exhausted(wait).get().map(drop));
-        until(|| wants.statistics().waiting == 1);
-        let wait = WhenExhausted::Wait(Duration::from_millis(300));
-        let waiter =
-            scope.spawn(move || keeps.request(3 * MIB).when_exhausted(wait).get().map(drop));
-        until(|| keeps.statistics().waiting == 1 || waiter.is_finished());
-        drop(two);
-        assert!(matches!(waiter.join().unwrap(), Err(AllocateError::TimedOut { .. })));
-        assert_eq!(maker.join().unwrap(), Ok(()));
-        assert!(began.elapsed() < PATIENCE, "not at its last look");
-        drop(three);
-    });
+    for waiter_comes_first in [true, false] {
+        let budget = budget(5 * MIB);
+        let (keeps, wants) = (&pool_without_caches(&budget), &pool_without_caches(&budget));
+        let (two, three) = (keeps.get(2 * MIB).unwrap(), keeps.get(3 * MIB).unwrap());
+        let wait = |pool: &Pool<Slow>, bytes, when| {
+            pool.request(bytes).when_exhausted(when).get().map(drop)
+        };
+        thread::scope(|scope| {
+            let make_way = || {
+                let short = WhenExhausted::Wait(Duration::from_millis(300));
+                let waiter = scope.spawn(move || wait(keeps, 3 * MIB, short));
+                until(|| keeps.statistics().waiting == 1 || waiter.is_finished());
+                drop(two);
+                waiter
+            };
+            let make =
+                || scope.spawn(move || wait(wants, 2 * MIB, WhenExhausted::GrowOrWait(PATIENCE)));
+            let began = Instant::now();
+            let (waiter, maker) = if waiter_comes_first {
+                (make_way(), make())
+            } else {
+                let maker = make();
+                until(|| wants.statistics().waiting == 1);
+                (make_way(), maker)
+            };
+            assert!(matches!(waiter.join().unwrap(), Err(AllocateError::TimedOut { .. })));
+            assert_eq!(maker.join().unwrap(), Ok(()));
+            assert!(began.elapsed() < PATIENCE, "not at its last look");
+            drop(three);
+        });
+    }
 }
 
 /// What would not do is left where it is, however often it comes and goes.
