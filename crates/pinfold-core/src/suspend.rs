@@ -65,12 +65,14 @@
 //! [`Suspending`]: crate::Suspending
 //!
 //! Where to look next: `device` (what a device must offer), `report` (the words of the answers),
-//! `guard` (what a suspension owns and must give back), `machine` (the
-//! states).
+//! `parked` (a registration that is withdrawn, renewed or lost), `ending` (of those that are overdue), `guard` (what a
+//! suspension owns and must give back), `machine` (the states).
 
 mod device;
+mod ending;
 mod guard;
 mod machine;
+mod parked;
 mod report;
 mod several;
 

@@ -1,36 +1,21 @@
 //! What a suspension owns, and gives back on every way out.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to read and write the handle of a region that the suspension has
-//! taken out of every other thread's reach, to have its registration renewed on the word that came
-//! with its leases, and to let connections go on that nothing holds any more.
 
-#![allow(unsafe_code)]
-
-use super::device::{ConnectionLost, Renewed, Suspend, Transfers};
+use super::device::{ConnectionLost, Suspend, Transfers};
+use super::ending::{Suspensions, fail_all};
+use super::parked::{HandedLease, Parked, Renewal, Returned, lose};
 use super::report::{OnDrop, Outstanding, SuspensionTerms, Why};
 use crate::AddressRange;
 use crate::board::{Keys, Notice, Revocation, SuspensionId};
-use crate::budget::Recalls;
-use crate::error::PerUse;
-use crate::events::{Checkup, Walk};
-use crate::flight::Flight;
-use crate::foreign::{
-    self, Foreign, ForeignList, HandedOver, Panicked, discard, discard_all, runs_through,
-};
+use crate::events::Walk;
+use crate::foreign::{self, Foreign, ForeignList, HandedOver, discard, discard_all, runs_through};
 use crate::hazard::{Snapshot, Unpublished};
-use crate::index::Rest;
 use crate::lease::Lease;
 use crate::monitor::{Forked, Monitor};
 use crate::reclaim::Reclaim;
-use crate::region::{Lists, Region, State, Terms, Want};
-use crate::registering::{FORKED_MEANWHILE, Listed, Registering};
+use crate::region::{Lists, Region, State};
 use crate::registrar::RegisterError;
-use crate::room::Room;
-use crate::several::Made;
-use crate::shared::{SLICE, Shared, Writer, operations};
-use crate::suspended_ranges::{Claim, End, Look, OnExpiry, Overdue};
+use crate::shared::{Shared, Writer};
+use crate::suspended_ranges::{Claim, End, Look, OnExpiry};
 use std::any::Any;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -83,28 +68,6 @@ pub(crate) struct SuspensionGuard<'c, R: Suspend, M: Monitor> {
     entrusted: bool,
 }
 
-/// A registration out of other threads' reach, and the leases to come back with it.
-struct Parked<'c, H> {
-    suspension: SuspensionId,
-    region: &'c Region<H>,
-    range: AddressRange,
-    terms: Terms,
-    /// Why it is not cached, if it was not.
-    per_use: Option<PerUse>,
-    /// Where its leases stand among [those handed over](SuspensionGuard::handed_over).
-    leases: Range<usize>,
-}
-
-/// A lease that was handed over.
-#[derive(Clone, Copy)]
-struct HandedLease {
-    /// Of its region.
-    number: u32,
-    /// In the order in which they were handed over.
-    place: usize,
-    range: AddressRange,
-}
-
 /// What a lease gets that was handed over to a suspension which ended with its registration withdrawn.
 const GIVEN_UP_AT_THE_DEADLINE: RegisterError = RegisterError::Os {
     operation: "renewing a registration whose suspension had expired",
@@ -116,8 +79,6 @@ const ETIMEDOUT: i32 = 110;
 
 /// Why a suspension does not begin, and the leases that were to be kept.
 type NotBarred<'c, R, M> = (Why<<R as Suspend>::Connection>, HandedOver<Lease<'c, R, M>>);
-
-type Returned<'c, R, M> = Result<Lease<'c, R, M>, RegisterError>;
 
 impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
     /// Stands in the way of gets; nothing else is touched yet. `kept` are leases of this cache.
@@ -496,11 +457,7 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
     fn withdraw(&self) {
         // Asked each time, because the device may fork.
         for parked in self.parked.iter().take_while(|_| !self.is_forked()) {
-            // SAFETY: filled, and within reach of this suspension alone.
-            let handle = unsafe { parked.region.handle() };
-            // What the device cannot withdraw has what it had: its suspension does not complete, and it is renewed.
-            // SAFETY: registered for this region, which only this suspension can reach.
-            let _gone = unsafe { self.shared.registrar.withdraw(handle, parked.range) };
+            parked.withdraw(&*self.shared.registrar);
         }
     }
 
@@ -613,24 +570,15 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         // Taken off the list behind the call: one that panics half-way is failed with the rest.
         while let Some(connection) = self.connections.last() {
             // Unless another suspension holds it: then it goes on when that one releases it.
-            let released = self.locked(|writer| writer.suspended.release(self.id, connection));
-            // In a child that their comparison has forked they are the parent's.
-            if matches!(released, Some(Ok(()))) && !self.is_forked() {
-                self.restart_last();
-                self.restarted.extend(self.connections.pop());
-            } else {
+            let Some(restarted) = Suspensions(self.shared).let_go_on(self.id, connection) else {
                 self.connections.pop().into_iter().for_each(discard);
+                continue;
+            };
+            drop(self.locked(|writer| writer.suspended.restarted(self.id, connection)));
+            if let Err(why) = restarted {
+                self.lost.push((connection.clone(), why));
             }
-        }
-    }
-
-    fn restart_last(&mut self) {
-        let Some(connection) = self.connections.last() else { return };
-        // SAFETY: the last suspension to hold it lets it go on.
-        let restarted = unsafe { self.shared.registrar.restart(connection) };
-        drop(self.locked(|writer| writer.suspended.restarted(self.id, connection)));
-        if let Err(why) = restarted {
-            self.lost.push((connection.clone(), why));
+            self.restarted.extend(self.connections.pop());
         }
     }
 
@@ -642,7 +590,7 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
         let numbers: Vec<u32> = parked.iter().map(|parked| parked.region.number).collect();
         let (suspension, range) = (self.id(), self.range);
         // In a forked child they are the parent's.
-        let _forked = Suspensions(self.shared).lose(suspension, range, &numbers);
+        let _forked = lose(self.shared, suspension, range, &numbers);
         self.end(|writer, shared| {
             shared.tell(writer, Notice::Revoked { suspension, range, by });
             writer.suspended.counts.killed += 1;
@@ -716,385 +664,5 @@ impl<R: Suspend, M: Monitor> Drop for SuspensionGuard<'_, R, M> {
         if let Err(panicked) = ended {
             panicked.resume_unless_unwinding();
         }
-    }
-}
-
-/// Fails every connection; one that makes the device panic does not save the others. Says how many
-/// did. In a forked child they are the parent's: asked before each, because the device may fork.
-fn fail_all<R: Suspend, M: Monitor>(
-    shared: &Shared<R, M>,
-    connections: &mut ForeignList<R::Connection>,
-) -> u64 {
-    let mut panics = 0;
-    while !shared.is_forked()
-        && let Some(connection) = connections.pop()
-    {
-        let ran = runs_through(|| shared.registrar.fail(&connection));
-        // Its destructor, too, is the device's.
-        let ended = runs_through(move || drop(connection));
-        panics += u64::from(!(ran && ended));
-    }
-    panics
-}
-
-operations! {
-    /// What suspensions do with the regions of a range, and what ends those that are overdue.
-    Suspensions
-}
-
-impl<'c, R: Suspend, M: Monitor> Suspensions<'c, R, M> {
-    /// Ends what is overdue on the device's clock. Says how many suspensions that were.
-    pub(crate) fn expire_suspensions(self) -> usize {
-        // In a forked child the device, whose clock it is, is the parent's.
-        if self.0.is_forked() {
-            return 0;
-        }
-        let now = self.0.registrar.now();
-        let count = self.expire(|deadline| deadline < now);
-        if count > 0 {
-            Reclaim(self.0).reclaim();
-        }
-        count
-    }
-
-    /// Ends those whose deadlines are over. Says how many those were.
-    fn expire(self, is_over: impl Fn(Duration) -> bool) -> usize {
-        let mut count = 0;
-        while let Ok(Some(overdue)) =
-            self.0.locked(|writer| writer.suspended.take_overdue(&is_over))
-        {
-            // In a child that the device forked all of it is the parent's.
-            let Ok(()) = self.end_overdue(overdue) else { return count };
-            count += 1;
-        }
-        count
-    }
-
-    fn end_overdue(self, Overdue { id, range, on_expiry }: Overdue) -> Result<(), Forked> {
-        let connections = on_expiry.connections.and_then(|all| all.downcast().ok());
-        let mut connections: ForeignList<R::Connection> =
-            connections.map_or_else(ForeignList::default, |all| *all);
-        let device_panics = match on_expiry.end {
-            End::GoOn => self.let_all_go_on(id, &mut connections),
-            End::Fail { .. } => fail_all(self.0, &mut connections),
-        };
-        let suspension = SuspensionId(id);
-        let parked = match on_expiry.end {
-            End::GoOn => None,
-            End::Fail { parked } => Some(parked),
-        };
-        parked.iter().try_for_each(|numbers| self.lose(suspension, range, numbers))?;
-        self.end(id, range, |writer, shared| {
-            writer.suspended.counts.expired += 1;
-            writer.suspended.counts.device_panics += device_panics;
-            if parked.is_some() {
-                let by = Revocation::Expired;
-                shared.tell(writer, Notice::Revoked { suspension, range, by });
-            }
-        })
-    }
-
-    /// Takes a suspended range down.
-    fn end(
-        self,
-        id: u64,
-        range: AddressRange,
-        say: impl FnOnce(&mut Writer, &Shared<R, M>),
-    ) -> Result<(), Forked> {
-        let taken_down = self.0.locked(|writer| {
-            let taken_down = writer.suspended.take_down(id);
-            say(writer, self.0);
-            taken_down
-        })?;
-        self.open_regions(range);
-        drop(taken_down);
-        Ok(())
-    }
-
-    /// Lets every connection of a suspension that ends go on that no other holds. One that makes the
-    /// device panic is failed, and does not save the others. Says how many did.
-    fn let_all_go_on(self, id: u64, connections: &mut ForeignList<R::Connection>) -> u64 {
-        let mut panics = 0;
-        while let Some(connection) = connections.pop() {
-            let let_go_on = || {
-                if let Ok(Ok(())) =
-                    self.0.locked(|writer| writer.suspended.release(id, &connection))
-                    && !self.0.is_forked()
-                {
-                    // What died meanwhile its program hears of from its device.
-                    // SAFETY: the last suspension to hold it lets it go on.
-                    let _lost = unsafe { self.0.registrar.restart(&connection) };
-                }
-            };
-            if runs_through(let_go_on) {
-                discard(connection);
-            } else {
-                panics += 1 + fail_all(self.0, &mut ForeignList::new(vec![connection]));
-            }
-        }
-        panics
-    }
-
-    /// Gives up what was parked, slice by slice, and says so.
-    fn lose(
-        self,
-        suspension: SuspensionId,
-        range: AddressRange,
-        parked: &[u32],
-    ) -> Result<(), Forked> {
-        parked.chunks(SLICE).try_for_each(|numbers| {
-            self.0.locked(|writer| {
-                for region in numbers.iter().filter_map(|&number| self.0.region(number)) {
-                    // SAFETY: filled, and within reach of this suspension alone.
-                    let handle = unsafe { region.handle() };
-                    let range = region.range().unwrap_or(range);
-                    self.0.tell(writer, Notice::Lost { suspension, range, handle });
-                    self.0.note_kept_no_more(writer, region.number);
-                    writer.lists.invalidate(region);
-                    writer.call_reclaimer();
-                }
-            })
-        })
-    }
-
-    /// Closes the regions of `range`: no thread leases them without the writer's lock.
-    fn close_regions(self, range: AddressRange) {
-        self.each_findable(range, |writer, region| writer.lists.close(region));
-    }
-
-    /// Takes that back, except where another suspension wants it: until then gets find them under
-    /// the lock.
-    fn open_regions(self, range: AddressRange) {
-        self.each_findable(range, Writer::open);
-    }
-
-    /// Slice by slice, so that no thread waits for all of them.
-    fn each_findable(self, range: AddressRange, f: impl Fn(&mut Writer, &Region<R::Handle>)) {
-        let mut rest = Some(Rest::from(range));
-        while let Some(range) = rest {
-            let left = self.0.locked(|writer| {
-                let mut numbers = Vec::new();
-                let rest = self.0.findable_part(range, SLICE, &mut numbers, |_| true).rest;
-                for region in numbers.into_iter().filter_map(|number| self.0.region(number)) {
-                    f(writer, region);
-                }
-                rest
-            });
-            rest = left.unwrap_or_default();
-        }
-    }
-
-    fn withdraw_from_index(self, writer: &mut Writer, region: &Region<R::Handle>) {
-        if let Some((range, _)) = region.findable() {
-            self.0.withdraw(writer, range, region.number);
-        }
-    }
-}
-
-/// How far a renewal came, and so who has the registration.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum RenewalStage {
-    /// It is withdrawn from the device, and to be given back.
-    Parked,
-    /// The device was asked to renew it: where that fails, it is gone.
-    Asked,
-    /// The cache, as before.
-    Landed,
-}
-
-/// A parked registration being renewed: as a flight, so that a change meanwhile is noticed. Given
-/// up if the device fails or panics.
-struct Renewal<'c, R: Suspend, M: Monitor> {
-    /// Gets may wait for it: what is registered may reach beyond what is suspended, and serve them.
-    listed: Listed<'c, R, M>,
-    parked: Parked<'c, R::Handle>,
-    stage: RenewalStage,
-}
-
-impl<'c, R: Suspend, M: Monitor> Renewal<'c, R, M> {
-    /// # Errors
-    ///
-    /// In a forked child, where the registration is the parent's to renew.
-    fn begin(
-        shared: &'c Shared<R, M>,
-        parked: Parked<'c, R::Handle>,
-    ) -> Result<Self, RegisterError> {
-        let Parked { region, range, terms, .. } = parked;
-        let listed = Listed::new(shared, region, Want { range, terms });
-        let this = Self { listed, parked, stage: RenewalStage::Parked };
-        // Forked inside the one before: the device is the parent's.
-        if shared.is_forked() {
-            return Err(FORKED_MEANWHILE);
-        }
-        // Before this is enlisted: it may make room, which runs callbacks and listeners.
-        Room(shared).count_anew(region, range).map_err(|Forked| FORKED_MEANWHILE)?;
-        // False if callbacks became due: they run before this is enlisted, because they may ask
-        // for what it would serve, and would wait for themselves.
-        let enlist = |writer: &mut Writer, asked: Result<Checkup, Panicked>| {
-            // Forked in between: then nothing of it is used again. What a monitor that panics did not tell it
-            // tells later, and the registration is not cached.
-            let read = asked.and_then(|checkup| foreign::call(|| shared.catch_up(writer, checkup)));
-            writer.counts.callback_panics += u64::from(read.is_err());
-            // What else stands in the log is of before, too. A monitor that panics is not asked for it again.
-            let is_read = read.is_err() || !writer.is_cut();
-            // What a panic carries ends when the lock is free.
-            let panicked = read.err();
-            let free = is_read && !writer.watchers.has_due();
-            if free {
-                let born = writer.unapplied.made();
-                writer.flights.push(Flight::new(range, terms, region.number, born));
-            }
-            (free, panicked)
-        };
-        loop {
-            // What the program did to the memory until now concerns what it had before.
-            let asked = foreign::call(|| shared.ask(false));
-            let enlisted = shared.locked(|writer| enlist(writer, asked));
-            let (is_enlisted, _panicked) = enlisted.map_err(|Forked| FORKED_MEANWHILE)?;
-            if is_enlisted {
-                return Ok(this);
-            }
-        }
-    }
-
-    /// Watches, renews, and makes the leases anew, each to its place in `returned`. The argument above `Enlisted::fly`
-    /// holds here word by word: enlisted first, then watched and asked for discards pending, then registered.
-    fn run(
-        mut self,
-        handed_over: &[HandedLease],
-        returned: &mut [Option<Returned<'c, R, M>>],
-    ) -> Result<Keys, RegisterError> {
-        let Parked { region, range, terms, .. } = self.parked;
-        let shared = self.listed.shared;
-        // With a monitor that panics it is unknown; what was withdrawn is renewed all the same.
-        let asked = foreign::call(|| Registering(shared).per_use(&Want { range, terms }, range));
-        let per_use = asked.unwrap_or_else(|_panicked| {
-            shared.count_panics(1);
-            Some(PerUse::ChangePending)
-        });
-        // Forked inside the monitor: the device is the parent's.
-        if shared.is_forked() {
-            return Err(FORKED_MEANWHILE);
-        }
-        if per_use.is_none() && self.parked.per_use.is_none() {
-            shared.index.prepare(range);
-        }
-        // SAFETY: filled, and within reach of this renewal alone.
-        let handle = unsafe { region.handle() };
-        self.stage = RenewalStage::Asked;
-        // SAFETY: a lease of this region was handed over and is given back, or ends, behind this;
-        // its caller's word covers the bytes until then.
-        let renewed = unsafe { shared.registrar.renew(handle, range, terms.access) }?;
-        let (now, keys) = match renewed {
-            Renewed::Same => (handle, Keys::Same),
-            Renewed::Changed(fresh) => (fresh, Keys::Changed),
-        };
-        // Ended where the registrar or the account panics. Forked inside the device, it is the parent's.
-        let made = Made::new(&*shared.registrar, now, range);
-        let spent = Room(shared).count_renewed(region, range);
-        made.keep();
-        let spent = spent.map_err(|Forked| FORKED_MEANWHILE)?;
-        let landed = shared.locked_deferring(|writer| {
-            if keys == Keys::Changed {
-                writer.counts.registrations += 1;
-                writer.counts.deregistrations += 1;
-                let (suspension, from, to) = (self.parked.suspension, handle, now);
-                shared.tell(writer, Notice::Rekeyed { suspension, range, from, to });
-            }
-            self.land(writer, now, per_use);
-            handed_over.iter().for_each(|it| returned[it.place] = Some(Ok(self.lease(writer, it))));
-        });
-        // Forked inside the device: the parent lands it.
-        let ((), due) = landed.map_err(|Forked| FORKED_MEANWHILE)?;
-        self.listed.due = due;
-        drop(self);
-        // Behind the landing, because it runs callbacks. What is not idle stays, with the budget overdrawn.
-        spent.into_iter().for_each(|spent| _ = Room(shared).make_room(spent, &mut Recalls::new()));
-        Ok(keys)
-    }
-
-    fn land(&mut self, writer: &mut Writer, handle: R::Handle, per_use: Option<PerUse>) {
-        self.stage = RenewalStage::Landed;
-        let (shared, region) = (self.listed.shared, self.parked.region);
-        let bought = region.bought_hits();
-        // SAFETY: the place is not findable and has no lease.
-        let flight = unsafe { self.listed.fill(writer, handle) };
-        bought.into_iter().for_each(|hits| region.set_bought(hits));
-        writer.suspended.note_landing(flight.range);
-        writer.watchers.renewed(region.number, flight.born);
-        match self.parked.per_use {
-            Some(why) => self.land_per_use(writer, &flight, why, per_use),
-            None if per_use.is_none()
-                && !flight.tainted
-                // Of those that were cached, the long ones are named in the index all the time.
-                && Registering(shared).enter(writer, &flight, region, true).is_ok() => {}
-            // It can serve its old leases, and no others.
-            None => {
-                shared.note_kept_no_more(writer, region.number);
-                writer.lists.invalidate(region);
-                writer.call_reclaimer();
-            }
-        }
-    }
-
-    fn land_per_use(
-        &self,
-        writer: &mut Writer,
-        flight: &Flight,
-        why: PerUse,
-        today: Option<PerUse>,
-    ) {
-        let doubtful = flight.tainted || today == Some(PerUse::ChangePending);
-        let region = self.parked.region;
-        writer.lists.keep_per_use(region, doubtful);
-        writer.per_use.insert(region.number, why);
-    }
-
-    /// One that was handed over, again.
-    fn lease(
-        &self,
-        writer: &mut Writer,
-        &HandedLease { range, .. }: &HandedLease,
-    ) -> Lease<'c, R, M> {
-        let (shared, region) = (self.listed.shared, self.parked.region);
-        let pin = shared.pin(writer, region);
-        match self.parked.per_use {
-            Some(_) => Lease::of_per_use(shared, region, pin, range),
-            None => Lease::of_cached(shared, region, pin, range),
-        }
-    }
-
-    /// Its leases are lost, whether the device or the reclaimer has the registration.
-    fn give_up(&mut self, writer: &mut Writer) {
-        let shared = self.listed.shared;
-        let Parked { suspension, region, range, .. } = self.parked;
-        // SAFETY: filled, and within reach of this renewal alone.
-        let handle = unsafe { region.handle() };
-        shared.tell(writer, Notice::Lost { suspension, range, handle });
-        shared.note_kept_no_more(writer, region.number);
-        self.listed.leave(writer);
-        writer.counts.registration_failures += 1;
-        if self.stage == RenewalStage::Parked {
-            writer.lists.invalidate(region);
-            writer.call_reclaimer();
-        } else if let Some(idle) = Lists::parked(region) {
-            writer.counts.deregistrations += 1;
-            let gone = writer.lists.deregister(idle);
-            Reclaim(shared).free_place(writer, gone);
-            writer.note_departure();
-        }
-    }
-}
-
-impl<R: Suspend, M: Monitor> Drop for Renewal<'_, R, M> {
-    fn drop(&mut self) {
-        let shared = self.listed.shared;
-        if self.stage == RenewalStage::Landed || shared.is_forked() {
-            return;
-        }
-        let Parked { region, range, .. } = self.parked;
-        let Ok(()) = shared.erase(range, region.number) else { return };
-        let given_up = shared.locked_deferring(|writer| self.give_up(writer));
-        self.listed.due = given_up.ok().and_then(|((), due)| due);
     }
 }

@@ -1,7 +1,8 @@
 //! The states of a suspension, as types; the parent module draws them.
 
 use super::device::Suspend;
-use super::guard::{SuspensionGuard, Suspensions};
+use super::ending::Suspensions;
+use super::guard::SuspensionGuard;
 use super::report::{
     Ended, Expired, Leases, NotSuspended, Outstanding, Refused, Resumed, SuspensionTerms, Why,
 };
