@@ -309,8 +309,8 @@ impl<R: Registrar, M: Monitor, P: SlabPages> Remapped<'_, '_, R, M, P> {
     ///
     /// # Errors
     ///
-    /// [`RemapRefused`] in a forked child, and if the target has changed since it was remapped: the ends were not copied, and the
-    /// pages are where the program has moved them, or gone with their mapping.
+    /// [`RemapRefused`] in a forked child, and if the target has changed since it was remapped: the ends were not copied, and can
+    /// be [read](Self::left); the pages are where the program has moved them, or gone with their mapping.
     ///
     /// # Safety
     ///
@@ -326,6 +326,19 @@ impl<R: Registrar, M: Monitor, P: SlabPages> Remapped<'_, '_, R, M, P> {
         let landed = message.copy_left(left);
         message.end_exchanged();
         Ok(landed)
+    }
+
+    /// Behind a refused [`arrived`](Self::arrived): each part of the target that the data has not got to, with that data, which
+    /// is in the place. Nothing before, because a device may write it.
+    pub fn left(&self) -> impl Iterator<Item = (AddressRange, &[u8])> {
+        let Exchanged { message, left, has_arrived, .. } = &*self.0;
+        let parts = left.parts.into_iter().flatten().filter(|_| *has_arrived);
+        parts.map(|part| {
+            let from = same_part(part, message.target, message.place);
+            // SAFETY: the place is held, this part of it has its pages, and by the word given to `arrived` they are not
+            // written.
+            (part, unsafe { memory::bytes(from) })
+        })
     }
 }
 

@@ -992,6 +992,11 @@ fn holes_that_the_kernel_leaves_in_the_midst_of_an_exchange_belong_to_others() {
                     // SAFETY: the data is there.
                     let refused = unsafe { remapped.arrived() }.unwrap_err();
                     assert!(!map_holes(remapped_target(&target), 9).is_empty());
+                    assert!(
+                        refused.state.left().all(|(_, data)| data.iter().all(|&byte| byte == 3))
+                    );
+                    let left = refused.state.left().map(|(part, _)| part.len()).sum::<usize>();
+                    assert_eq!(left, BYTES);
                     drop(refused.state);
                     refused.error
                 } else {
@@ -1205,6 +1210,39 @@ fn torn(ragged: usize) {
     assert_eq!(zone.free_slots(), 1);
     // SAFETY: a page of this test.
     assert_eq!(unsafe { theirs.read() }, 9);
+}
+
+/// The same where the pages are exchanged before the data comes: what has not got to the target can be read.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[test]
+fn what_a_torn_remapped_target_lacks_can_be_read() {
+    let status =
+        in_a_process_of_its_own("landings::what_a_torn_remapped_target_lacks_can_be_read", || {
+            let (cache, _records) = cache_without_a_thread(Config::keeping_all());
+            let zone = zone(&cache);
+            let target = Target::new();
+            target.fill(5);
+            let (start, length) = (target.0.wrapping_add(PAGE - 100), 4 * PAGE + 100);
+            // SAFETY: see the file's header.
+            let place = unsafe { zone.ask(start, length) }.unwrap();
+            receive(place.range(), 3);
+            split(place.range());
+            // What the target has goes aside, and the first part comes.
+            exhausted::behind(2);
+            let remapped = place.remap().unwrap();
+            assert_eq!(remapped.left().count(), 0, "a device may write");
+            // SAFETY: the data is there.
+            let refused = unsafe { remapped.arrived() }.unwrap_err();
+            assert_eq!(refused.error, LandError::TargetUnmapped { errno: libc::ENOMEM });
+            let left: Vec<_> = refused.state.left().collect();
+            assert_eq!(left.len(), 2);
+            assert_eq!((left[0].0.start(), left[0].1), (start.addr(), &[3; 100][..]));
+            assert_eq!(
+                (left[1].0.start(), left[1].1),
+                (start.addr() + 100 + 2 * PAGE, &[3; 2 * PAGE][..])
+            );
+        });
+    assert_eq!(status.code(), Some(RAN), "{status}");
 }
 
 /// A page that another thread maps where nothing is mapped, filled with 9.
