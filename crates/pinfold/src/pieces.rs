@@ -35,6 +35,7 @@ pub use plan::{DoesNotFit, Plan};
 pub use prefault::{PrefaultError, prefault};
 pub use progress::Progress;
 pub use register::{Incomplete, PieceError, RegisterAllError, Registered, register_all};
+pub(crate) use serve::is_about_room;
 pub use transfer::{Moved, TransferError, transfer};
 
 pub use crate::in_flight::{Completion, Mover, Reason, Request};

@@ -12,13 +12,16 @@
 mod registrar_support;
 
 use io_uring::{IoUring, opcode, types};
-use pinfold::monitor::Userfaultfd;
+use pinfold::monitor::{NoMonitor, Userfaultfd};
 use pinfold::pieces::{
     Completion, Mover, Options, Plan, PrefaultError, Progress, Reason, RegisterAllError, Request,
     prefault, register_all, transfer,
 };
 use pinfold::registrar::{self, BufferIndex};
-use pinfold::{Access, AddressRange, Cache, Config, GetError, Limit, RegisterError};
+use pinfold::{
+    Access, AddressRange, Cache, Config, DeregisterError, GetError, Limit, RegisterError,
+    Registrar, RegistrarLimits,
+};
 use registrar_support::{Memory, PAGE, alone};
 use std::fs::File;
 use std::io;
@@ -26,6 +29,7 @@ use std::num::NonZeroUsize;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -319,8 +323,84 @@ fn a_range_longer_than_the_budget_goes_through_it() {
     }
     .unwrap();
     assert_eq!((moved.helpers, moved.short_of_room), (1, true), "{moved:?}");
+    assert_eq!((progress.moved_bytes(), progress.registered_bytes()), (length, length));
     assert!(content(&ring.file, length) == sent);
     no_lease_is_left(&cache);
+}
+
+/// Takes the piece at `late` only when it has taken so many others.
+struct Reluctant {
+    late: usize,
+    taken: AtomicUsize,
+}
+
+impl Reluctant {
+    const OTHERS: usize = 3;
+
+    fn has_taken_others(&self) -> bool {
+        self.taken.load(Ordering::Relaxed) >= Self::OTHERS // a count alone
+    }
+}
+
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Reluctant {
+    type Handle = usize;
+
+    fn limits(&self) -> RegistrarLimits {
+        RegistrarLimits::new(4096, 1 << 30, 1024)
+    }
+
+    unsafe fn register(&self, range: AddressRange, _: Access) -> Result<usize, RegisterError> {
+        if range.start() == self.late && !self.has_taken_others() {
+            return Err(RegisterError::PinnedMemoryLimit { limit_bytes: None, errno: 12 });
+        }
+        Ok(self.taken.fetch_add(1, Ordering::Relaxed)) // a number that is given once
+    }
+
+    unsafe fn deregister(&self, _: usize, _: AddressRange) -> Result<(), DeregisterError> {
+        Ok(())
+    }
+}
+
+/// Moves nothing, and begins when those behind the late piece stand in the line.
+struct Patient<'a>(&'a Reluctant, Vec<usize>);
+
+// SAFETY: nothing is ever under way.
+unsafe impl Mover<usize> for Patient<'_> {
+    type Error = io::Error;
+
+    unsafe fn begin(&mut self, request: Request<usize>) -> io::Result<()> {
+        let patience = Instant::now() + Duration::from_secs(120);
+        while !self.0.has_taken_others() {
+            assert!(Instant::now() < patience, "no helper came");
+            thread::yield_now();
+        }
+        self.1.push(request.number);
+        Ok(())
+    }
+
+    fn complete(&mut self) -> io::Result<Completion<io::Error>> {
+        Ok(Completion { number: self.1.remove(0), outcome: Ok(()) })
+    }
+}
+
+/// Those that were registered in advance, and given up for the room, are not counted twice.
+#[test]
+fn what_is_registered_a_second_time_is_counted_once() {
+    let memory = Memory::new(9 * PIECE);
+    let start = memory.range().start().next_multiple_of(PIECE);
+    let device = Arc::new(Reluctant { late: start + PIECE, taken: AtomicUsize::new(0) });
+    let monitor = NoMonitor::new().unwrap();
+    let cache = pinfold::cache(Arc::clone(&device), monitor, in_pieces(PIECE)).unwrap();
+    let (progress, mut mover) = (Progress::new(), Patient(&device, Vec::new()));
+    let (start, length) = (std::ptr::with_exposed_provenance(start), 8 * PIECE);
+    // SAFETY: see the file's header.
+    let moved = unsafe {
+        transfer(&cache, start, length, Access::READ, &options(1), &progress, &mut mover)
+    }
+    .unwrap();
+    assert!(moved.short_of_room);
+    assert_eq!((progress.moved_bytes(), progress.registered_bytes()), (length, length));
 }
 
 #[test]

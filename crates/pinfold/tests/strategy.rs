@@ -302,6 +302,33 @@ fn unwatched_memory_is_registered_for_each_use_and_counted() {
     });
 }
 
+/// What could not be watched once may be watched later: nothing else stands at its address by then. With costs that were
+/// never measured, too, by which the cache decides.
+#[test]
+fn memory_that_can_be_watched_again_is_kept_again() {
+    alone("memory_that_can_be_watched_again_is_kept_again", || {
+        let config = Config { piece_bytes: PIECE, ..Config::default() };
+        let pool = PoolConfig { max_bytes: 4 << 20, ..PoolConfig::default() };
+        let Some(rig) = watched(config, pool) else { return };
+        let (shared, planner) = (memory_file(), rig.planner(Costs::UNMEASURED));
+        shared.set_len(PAGE as u64).unwrap();
+        let memory = Memory::shared_file(shared.as_raw_fd(), PAGE);
+        let (_, sent) = rig.sent(&planner, &memory, Reuse::Often);
+        assert_eq!((sent, planner.statistics().slow_uncovered), (vec![0; PAGE], 1));
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let at = memory.pointer().cast();
+        // SAFETY: over this test's own memory.
+        assert_eq!(unsafe { libc::mmap(at, PAGE, rights, kind, -1, 0) }, at);
+        let before = rig.cache.statistics();
+        for _ in 0..2000 {
+            rig.sent(&planner, &memory, Reuse::Often);
+        }
+        let after = rig.cache.statistics();
+        assert!(after.hits > before.hits + 1000, "{after:?}");
+    });
+}
+
 #[test]
 fn without_a_monitor_nothing_is_kept() {
     let config = Config { piece_bytes: PIECE, ..Config::keeping_all() };
@@ -434,6 +461,38 @@ fn what_is_worth_keeping_and_does_not_fit_is_copied() {
         }
         let statistics = planner.statistics();
         assert!((1..30).contains(&statistics.slow_refused), "{statistics:?}");
+    });
+}
+
+/// A range longer than the budget, and than what can be copied, moves piece by piece, whatever was decided.
+#[test]
+fn what_does_not_fit_as_a_whole_moves_in_pieces() {
+    alone("what_does_not_fit_as_a_whole_moves_in_pieces", || {
+        let config = Config { piece_bytes: PIECE, max_bytes: 2 * PIECE, ..Config::default() };
+        let pool = PoolConfig { max_bytes: 4 * PAGE, ..PoolConfig::default() };
+        let Some(rig) = watched(config, pool) else { return };
+        let mut memory = Memory::new(8 * PIECE);
+        let mut byte = 0;
+        for costs in [Costs::UNMEASURED, only(Strategy::Cached), only(Strategy::PerUse)] {
+            for reuse in REUSES {
+                let planner = rig.planner(costs);
+                byte += 1;
+                memory.fill(byte);
+                let (strategy, sent) = rig.sent(&planner, &memory, reuse);
+                assert_eq!(
+                    (strategy, sent),
+                    (Strategy::Pieces, vec![byte; 8 * PIECE]),
+                    "{reuse:?}"
+                );
+                let statistics = planner.statistics();
+                assert_eq!(
+                    (statistics.in_pieces, statistics.slow_refused),
+                    (1, 1),
+                    "{statistics:?}"
+                );
+                rig.cache.evict_idle();
+            }
+        }
     });
 }
 
@@ -757,11 +816,14 @@ unsafe impl Mover<BufferIndex> for Failing<'_> {
 #[test]
 fn a_transfer_that_fails_leaves_nothing_under_way() {
     let Some(rig) = rig() else { return };
-    let memory = Memory::new(8 * PIECE);
+    // Cut where pieces are, so that each is one request.
+    let whole = Memory::new(9 * PIECE);
+    let start = whole.range().start().next_multiple_of(PIECE);
+    let length = 8 * PIECE;
     for (strategy, at) in WAYS.into_iter().flat_map(|way| [(way, 0), (way, 5)]) {
         let planner = rig.planner(only(strategy));
         let mut mover = Failing { inner: rig.mover(false), at };
-        let (start, length) = (memory.pointer(), memory.range().len());
+        let start = std::ptr::with_exposed_provenance(start);
         // SAFETY: the test's own memory.
         let failed =
             unsafe { planner.transfer(Direction::Leaving, start, length, Reuse::Once, &mut mover) };
@@ -771,6 +833,7 @@ fn a_transfer_that_fails_leaves_nothing_under_way() {
         } else {
             let error = failed.unwrap_err();
             assert!(matches!(error.reason, Reason::Move { .. }), "{strategy}: {error}");
+            assert_eq!(error.moved_bytes, at * PIECE, "{strategy}: {error}");
         }
         assert_eq!(rig.pool.statistics().in_use_bytes, 0);
         rig.cache.evict_idle();

@@ -25,7 +25,7 @@ impl Progress {
         }
     }
 
-    /// Bytes whose registration is there, found or made.
+    /// Bytes whose registration is there, found or made. Of a transfer, those that have been given to the device.
     pub fn registered_bytes(&self) -> usize {
         self.registered.load(Ordering::Relaxed)
     }

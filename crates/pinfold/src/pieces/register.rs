@@ -139,7 +139,7 @@ pub unsafe fn register_all<'c, R: Registrar, M: Monitor>(
     // The addresses are made pointers again by `Server`.
     start.expose_provenance();
     // SAFETY: the caller's promise.
-    let server = unsafe { Server::new(cache, access, options, progress) };
+    let server = unsafe { Server::new(cache, access, options) };
     let work = Work { plan, server, progress, next: AtomicUsize::new(0) };
     let mut outcomes = work.share_out(options.bounded_threads());
     outcomes.sort_unstable_by_key(|&(piece, _)| piece);
@@ -211,6 +211,7 @@ impl<'c, R: Registrar, M: Monitor> Work<'c, '_, R, M> {
             .map_while(|number| self.plan.piece(number))
             .map_while(|piece| self.server.find(piece))
             .zip(0..)
+            .inspect(|(parts, _)| self.count(parts))
             .map(|(parts, number)| (number, Ok(parts)))
             .collect();
         // Relaxed: no thread has been started yet.
@@ -225,13 +226,18 @@ impl<'c, R: Registrar, M: Monitor> Work<'c, '_, R, M> {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(piece) = self.plan.piece(number) else { break };
             let outcome = self.server.serve(piece);
-            if outcome.is_err() {
+            match &outcome {
+                Ok(parts) => self.count(parts),
                 // Relaxed: a thread that sees it late registers one piece more.
-                self.next.store(self.plan.pieces(), Ordering::Relaxed);
+                Err(_) => self.next.store(self.plan.pieces(), Ordering::Relaxed),
             }
             outcomes.push((number, outcome));
         }
         outcomes
+    }
+
+    fn count(&self, parts: &Parts<'c, R, M>) {
+        self.progress.add_registered(parts.iter().map(|lease| lease.range().len()).sum());
     }
 
     fn judge(

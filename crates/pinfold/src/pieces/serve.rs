@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code)]
 
-use super::{Options, Progress, prefault};
+use super::{Options, prefault};
 use crate::{Access, AddressRange, Cache, GetError, Lease, Monitor, Registrar};
 
 /// The leases that cover a piece, in order of address: nearly always one.
@@ -18,7 +18,6 @@ pub(super) struct Server<'c, 'p, R: Registrar, M: Monitor> {
     cache: &'c Cache<R, M>,
     access: Access,
     options: &'p Options,
-    progress: &'p Progress,
 }
 
 /// More parts than this are not worth the requests that they make.
@@ -28,13 +27,8 @@ impl<'c, 'p, R: Registrar, M: Monitor> Server<'c, 'p, R, M> {
     /// # Safety
     ///
     /// As [`Cache::get`], for every piece that is going to be served, until its leases end.
-    pub(super) unsafe fn new(
-        cache: &'c Cache<R, M>,
-        access: Access,
-        options: &'p Options,
-        progress: &'p Progress,
-    ) -> Self {
-        Self { cache, access, options, progress }
+    pub(super) unsafe fn new(cache: &'c Cache<R, M>, access: Access, options: &'p Options) -> Self {
+        Self { cache, access, options }
     }
 
     /// Whether this is a forked child, which has no helpers, and whose parent's the requests are.
@@ -51,16 +45,12 @@ impl<'c, 'p, R: Registrar, M: Monitor> Server<'c, 'p, R, M> {
         let request = self.cache.request(pointer(piece), piece.len(), self.access);
         let request = if self.options.to_keep { request.to_keep() } else { request };
         // SAFETY: the promise made to `new`.
-        let lease = unsafe { request.get() }?;
-        self.progress.add_registered(piece.len());
-        Ok(vec![lease])
+        Ok(vec![unsafe { request.get() }?])
     }
 
     /// Only what is cached; registers nothing.
     pub(super) fn find(&self, piece: AddressRange) -> Option<Parts<'c, R, M>> {
-        let parts = self.find_whole(piece).or_else(|| self.find_parts(piece))?;
-        self.progress.add_registered(piece.len());
-        Some(parts)
+        self.find_whole(piece).or_else(|| self.find_parts(piece))
     }
 
     fn find_whole(&self, piece: AddressRange) -> Option<Parts<'c, R, M>> {
@@ -109,7 +99,7 @@ fn pointer(range: AddressRange) -> *const u8 {
 }
 
 /// Whether ending leases may help.
-pub(super) fn is_about_room(error: &GetError) -> bool {
+pub(crate) fn is_about_room(error: &GetError) -> bool {
     match error {
         GetError::Exhausted(_) => true,
         GetError::Register(error) => error.is_about_room(),

@@ -99,7 +99,7 @@ pub unsafe fn transfer<R: Registrar, M: Monitor, V: Mover<R::Handle>>(
     // The addresses are made pointers again by `Server`.
     start.expose_provenance();
     // SAFETY: the caller's promise.
-    let server = unsafe { Server::new(cache, access, options, progress) };
+    let server = unsafe { Server::new(cache, access, options) };
     let supply = Supply { plan, server };
     let is_forked = || supply.server.is_forked();
     // SAFETY: leases are all that is handed to it, and they have no target.
@@ -271,6 +271,7 @@ impl<'c, R: Registrar, M: Monitor, V: Mover<R::Handle>> Flow<'_, 'c, R, M, V> {
 
     fn move_parts(&mut self, parts: Parts<'c, R, M>) -> Result<(), Stopped> {
         parts.into_iter().try_for_each(|lease| {
+            self.progress.add_registered(lease.range().len());
             while self.window.is_full() {
                 self.complete()?;
             }

@@ -15,7 +15,7 @@ use super::refused::Refused;
 use super::tally::{PlannerStatistics, Slow, Tally};
 use super::{Direction, Reuse, Strategy, Uses};
 use crate::in_flight::Window;
-use crate::pieces::{self, Moved, Mover, Progress, Reason, TransferError};
+use crate::pieces::{self, Moved, Mover, Progress, Reason, TransferError, is_about_room};
 use crate::pool::{AllocateError, Pool};
 use crate::{
     Access, AddressRange, BadAddress, Cache, GetError, GetRequest, Keep, Lease, Monitor, PerUse,
@@ -272,7 +272,7 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
             // Found again where it is kept; held, it would take room from the pieces behind it.
             drop(bought);
             // SAFETY: the caller's promise.
-            return unsafe { self.transfer_in_pieces(wish, in_pieces, to_keep, mover) };
+            return unsafe { self.transfer_in_pieces(wish, in_pieces, to_keep, None, mover) };
         }
         let place = match bought {
             // SAFETY: the caller's promise.
@@ -280,7 +280,16 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
             // SAFETY: the caller's promise.
             None => unsafe { self.rented(wish, decision) },
         };
-        let place = place.map_err(|error| not_registered(wish.range, error))?;
+        let place = match place {
+            // Piece by piece it needs less at a time.
+            Err(error) if self.is_longer_than_a_piece(wish) && is_about_room(&error) => {
+                // SAFETY: the caller's promise.
+                return unsafe {
+                    self.transfer_in_pieces(wish, decision, false, Some(error), mover)
+                };
+            }
+            place => place.map_err(|error| not_registered(wish.range, error))?,
+        };
         let strategy = place.strategy();
         // SAFETY: the caller's promise.
         unsafe { self.move_all(place, mover) }?;
@@ -295,15 +304,17 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         wish: &Wish,
         decision: &Decision,
         bought: bool,
+        refused: Option<GetError>,
         mover: &mut V,
     ) -> Result<Strategy, TransferError<V::Error>> {
         // Of memory whose reuse is not known the cache decides, piece by piece.
         let to_keep = bought || wish.reuse != Reuse::Unknown;
         // SAFETY: the caller's promise.
         let moved = unsafe { self.in_pieces(wish, to_keep, mover) };
-        let slow = match &moved {
-            Ok(moved) => self.slow_pieces(wish, decision, to_keep, moved),
-            Err(_) => decision.handicap.map(Slow::from),
+        let slow = match (refused, &moved) {
+            (Some(error), _) => Some(Slow::Refused(error)),
+            (None, Ok(moved)) => self.slow_pieces(wish, decision, to_keep, moved),
+            (None, Err(_)) => decision.handicap.map(Slow::from),
         };
         self.tally.count(Strategy::Pieces, slow);
         moved.map(|_| Strategy::Pieces)
@@ -499,10 +510,17 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         slow: Option<Slow>,
         guard: Guard<'d, R, M>,
     ) -> PlannedPlace<'d, R, M> {
-        if !matches!(strategy, Strategy::Cached | Strategy::OnDemand) {
+        let is_to_keep = matches!(strategy, Strategy::Cached | Strategy::OnDemand);
+        if !is_to_keep && strategy != Strategy::PerUse {
             return PlannedPlace::new(guard, strategy, slow);
         }
         let not_kept = why_not_kept(&guard);
+        if !is_to_keep {
+            if not_kept.is_none() {
+                self.refused.note(wish.range.start(), false);
+            }
+            return PlannedPlace::new(guard, strategy, slow);
+        }
         let uncovered = matches!(not_kept, Some(PerUse::Uncovered(_)));
         self.refused.note(wish.range.start(), uncovered);
         match not_kept {
@@ -574,11 +592,15 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
     ///
     /// As [`place`](Self::place).
     unsafe fn guard(&self, decision: &Decision, wish: &Wish) -> Result<Guard<'d, R, M>, Failed> {
-        let unknown = wish.reuse == Reuse::Unknown && decision.expected_ns.is_none();
-        let keep = match decision.strategy {
-            Strategy::PerUse => Keep::Never,
-            // Nothing was measured, and nothing is known: the cache decides.
-            _ if unknown => Keep::WhenItPays,
+        let unmeasured = decision.expected_ns.is_none();
+        let keep = match (decision.strategy, wish.reuse) {
+            // Nothing was measured. What could not be watched may be by now: the cache decides when to try.
+            (Strategy::PerUse, Reuse::Times(_) | Reuse::Often | Reuse::Unknown) if unmeasured => {
+                Keep::WhenItPays
+            }
+            (Strategy::PerUse, _) => Keep::Never,
+            // Nor is anything known.
+            (_, Reuse::Unknown) if unmeasured => Keep::WhenItPays,
             _ => Keep::Always,
         };
         // SAFETY: the caller's promise.
@@ -663,10 +685,14 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         self.cache.registrar().translation() == Translation::OnDemand
     }
 
+    /// One piece alone has nothing that could move meanwhile.
+    fn is_longer_than_a_piece(&self, wish: &Wish) -> bool {
+        wish.range.len() > self.cache.config().piece_bytes
+    }
+
     fn question(&self, wish: &Wish, uses: Uses, coverage: Coverage) -> Question {
         let bytes = wish.range.len();
-        // One piece alone has nothing that could move meanwhile.
-        let overlap = wish.overlap && bytes > self.cache.config().piece_bytes;
+        let overlap = wish.overlap && self.is_longer_than_a_piece(wish);
         let means = Means { copy_bytes: self.copy_bytes, overlap, exchange: false };
         Question { bytes, direction: wish.direction, uses, coverage, means }
     }
@@ -687,7 +713,9 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         let guard = unsafe { place.into_guard() };
         // SAFETY: the caller's promise about the target.
         let mut window = unsafe { Window::new(mover, self.options.in_flight, &is_forked) };
+        let mut first = None;
         let begun = guard.into_requests().try_for_each(|(part, kept)| {
+            first.get_or_insert(part.range.start());
             while window.is_full() {
                 window.complete()?;
             }
@@ -697,7 +725,9 @@ impl<'d, R: Registrar, M: Monitor> TransferPlanner<'d, R, M> {
         });
         // Whatever has stopped it, the window tells.
         drop(begun);
-        window.conclude(|_| ()).map_err(|reason| TransferError { reason, moved_bytes: 0 })
+        let outcome = window.conclude(|_| ());
+        let moved_bytes = first.map_or(0, |start| window.moved_to().saturating_sub(start));
+        outcome.map_err(|reason| TransferError { reason, moved_bytes })
     }
 }
 

@@ -23,7 +23,7 @@ pub enum Slow {
     NotKept(PerUse),
     /// The pool had no buffer.
     Pool(AllocateError),
-    /// The memory was not registered, and was copied instead.
+    /// The memory was not registered as a whole: it was copied instead, or moved in pieces.
     Refused(GetError),
     /// Nothing was measured, so nothing was compared.
     Unmeasured,
@@ -36,7 +36,7 @@ impl fmt::Display for Slow {
             Self::TooLongToCopy { longest } => Handicap::TooLongToCopy { longest: *longest }.fmt(f),
             Self::NotKept(why) => write!(f, "registered for this use alone: {why}"),
             Self::Pool(error) => write!(f, "not copied: {error}"),
-            Self::Refused(error) => write!(f, "copied, because it was not registered: {error}"),
+            Self::Refused(error) => write!(f, "copied or in pieces, because it was not registered as a whole: {error}"),
             Self::Unmeasured => Handicap::Unmeasured.fmt(f),
         }
     }
@@ -68,7 +68,7 @@ pub struct PlannerStatistics {
     pub slow_pool: u64,
     /// Slow because there is no pool, or none with buffers that long ([`Slow::TooLongToCopy`]).
     pub slow_too_long: u64,
-    /// Slow because the memory could not be registered ([`Slow::Refused`]).
+    /// Slow because the memory could not be registered, or not as a whole ([`Slow::Refused`]).
     pub slow_refused: u64,
     /// Perhaps slow, because nothing was measured ([`Slow::Unmeasured`]).
     pub slow_unmeasured: u64,
