@@ -36,7 +36,9 @@ impl fmt::Display for Slow {
             Self::TooLongToCopy { longest } => Handicap::TooLongToCopy { longest: *longest }.fmt(f),
             Self::NotKept(why) => write!(f, "registered for this use alone: {why}"),
             Self::Pool(error) => write!(f, "not copied: {error}"),
-            Self::Refused(error) => write!(f, "copied or in pieces, because it was not registered as a whole: {error}"),
+            Self::Refused(error) => {
+                write!(f, "copied or in pieces, because it was not registered as a whole: {error}")
+            }
             Self::Unmeasured => Handicap::Unmeasured.fmt(f),
         }
     }
