@@ -94,9 +94,11 @@ impl Found {
             Calls::Mimalloc(mimalloc) => undo_mimalloc(mimalloc, setting),
             Calls::None => setting.clone(),
         };
-        let undone = set.map(undone).collect();
-        if let Calls::Glibc(glibc) = self.functions {
-            glibc.give_back();
+        let mut undone: Vec<_> = set.map(undone).collect();
+        match self.functions {
+            Calls::Glibc(glibc) => glibc.give_back(),
+            Calls::Jemalloc(jemalloc) => undone.extend(undo_new_arenas(jemalloc, settings)),
+            Calls::Mimalloc(_) | Calls::None => {}
         }
         undone
     }
@@ -151,6 +153,23 @@ fn keep_jemalloc(jemalloc: Jemalloc) -> Vec<Setting> {
     }
     settings.push(retains(jemalloc));
     settings
+}
+
+/// Arenas that were made since began with what was set: they get what others began with before.
+fn undo_new_arenas(jemalloc: Jemalloc, settings: &[Setting]) -> Vec<Setting> {
+    let is_old = |name: &str| settings.iter().any(|setting| setting.name == name);
+    let before = |decay: &str| {
+        let of_all = settings.iter().find(|it| it.name == format!("arenas.{decay}"))?;
+        of_all.now.as_ref().ok()?;
+        isize::try_from(of_all.before?).ok()
+    };
+    let decays = DECAYS.iter().filter_map(|decay| Some((decay, before(decay)?)));
+    let arenas = jemalloc.get::<u32>("arenas.narenas").unwrap_or(0);
+    let all = decays.flat_map(|it| (0..arenas).map(move |arena| (arena, it)));
+    all.map(|(arena, (decay, before))| (format!("arena.{arena}.{decay}"), before))
+        .filter(|(name, _)| !is_old(name) && jemalloc.get::<isize>(name) == Ok(-1))
+        .map(|(name, before)| set_jemalloc(jemalloc, name, before))
+        .collect()
 }
 
 /// Whether what is purged, or was never used, stays mapped; decided at the program's start.

@@ -200,8 +200,8 @@ pub enum AskError {
     Range(RangeError),
     /// No slot is long enough, or all that were are in use.
     #[error(
-        "none of the {free} free slots has room for {length} bytes: wait for places to land, make \
-         the zone larger, or register the target"
+        "none of the {free} free slots has room for {length} bytes: wait for places to land or a refill \
+         to end, make the zone larger, or register the target"
     )]
     NoSlot {
         /// The message's length, in bytes.
@@ -257,7 +257,8 @@ impl<'c, R: Registrar, M: Monitor, P: SlabPages> Zone<'c, R, M, P> {
         }
     }
 
-    /// Registers every free slot that an exchange has left without a registration. Says how many.
+    /// Registers every free slot that an exchange has left without a registration. Says how many. The one that is being
+    /// registered counts as in use meanwhile.
     ///
     /// # Errors
     ///
