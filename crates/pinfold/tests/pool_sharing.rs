@@ -921,6 +921,18 @@ fn what_a_raid_empties_makes_room_in_a_pool_that_keeps_nothing() {
     assert!(pool.get(2 * MIB).is_ok());
 }
 
+/// What threads cache is a request's before a device that takes no more is the reason to refuse it.
+#[test]
+fn what_a_raid_empties_serves_a_request_that_the_device_has_no_room_for() {
+    let device = Bounded::of_bytes(2 * MIB);
+    let pool = Pool::new(device.clone(), PoolConfig::default()).unwrap();
+    drop(pool.get(4096).unwrap());
+    device.0.max_bytes.store(0, SeqCst);
+    assert!(pool.get(2 * MIB).is_ok());
+    drop(pool.get(4096).unwrap());
+    assert!(pool.get(MIB).is_ok());
+}
+
 fn pool_without_caches(budget: &Budget) -> Pool<Slow> {
     let config = PoolConfig { max_slab_bytes: 8 * MIB, thread_cache_bytes: 0, ..lending() };
     Pool::within(share(budget), Slow::default(), config).unwrap()

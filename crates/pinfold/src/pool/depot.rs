@@ -450,7 +450,10 @@ impl Depot {
         seat: Option<&Seat>,
         tries: &mut Tries,
     ) -> Result<Option<NonNull<u8>>, AllocateError> {
-        let mut reserved = self.reserve(want, seat)?;
+        let mut reserved = match self.reserve(want, seat)? {
+            Room::Reserved(reserved) => reserved,
+            Room::NotNeeded(block) => return Ok(Some(block)),
+        };
         let mut recalls = 0..RECALLS;
         loop {
             let error = match self.make_slab(reserved.bytes, want) {
@@ -473,8 +476,11 @@ impl Depot {
             let smaller = self.bounds.smaller(reserved.bytes, want.slab_bytes());
             match smaller.filter(|_| error.is_about_bytes()) {
                 Some(smaller) => reserved.shrink(smaller),
-                None if self.gives_empty_back(want, seat)? => {}
-                None => return Err(error),
+                None => match self.give_empty_back(want, seat)? {
+                    Emptied::Took(block) => return Ok(Some(block)),
+                    Emptied::GaveBack => {}
+                    Emptied::Nothing => return Err(error),
+                },
             }
         }
     }
@@ -495,19 +501,17 @@ impl Depot {
         if self.is_forked() { Err(Forked) } else { Ok(gave) }
     }
 
-    /// Gives all empty slabs back, and what threads cache of them. Not if another thread waits, which may
-    /// have been woken for one. Whether there were any. The caller settles, behind its growth.
-    ///
-    /// Nor if one of them would do, which came back since a thread of the queue looked: it takes it.
-    fn gives_empty_back(&self, want: Want, seat: Option<&Seat>) -> Result<bool, Forked> {
+    /// Takes a block of what threads cache, or gives all empty slabs back, which do not do then. Not if another thread
+    /// waits, which may have been woken for one. The caller settles, behind its growth.
+    fn give_empty_back(&self, want: Want, seat: Option<&Seat>) -> Result<Emptied, Forked> {
         let mut state = self.lock_again()?;
         if !state.none_is_ahead_of(seat) {
             state.withheld = true;
-            return Ok(false);
+            return Ok(Emptied::Nothing);
         }
         self.raid(&mut state);
-        if seat.is_some() && state.has_empty_for(want) {
-            return Ok(false);
+        if let Some(block) = state.take(want) {
+            return Ok(Emptied::Took(block));
         }
         let empty = state.remove_empty(0, 0);
         drop(state);
@@ -515,22 +519,24 @@ impl Depot {
         if let Err(panicked) = self.give_back_unsettled(empty) {
             panicked.resume_unless_unwinding();
         }
-        Ok(were_any)
+        Ok(if were_any { Emptied::GaveBack } else { Emptied::Nothing })
     }
 
     /// Reserves the bytes of the next slab within the pool's own budget; where they lack, empty
     /// slabs, none of which is long enough, go first.
-    fn reserve(&self, want: Want, seat: Option<&Seat>) -> Result<Reserved<'_>, AllocateError> {
+    fn reserve(&self, want: Want, seat: Option<&Seat>) -> Result<Room<'_>, AllocateError> {
         let mut state = self.lock_again()?;
         if self.next_slab(&state, want).is_none() {
             drop(state);
-            self.gives_empty_back(want, seat)?;
+            if let Emptied::Took(block) = self.give_empty_back(want, seat)? {
+                return Ok(Room::NotNeeded(block));
+            }
             state = self.lock_again()?;
         }
         let next = self.next_slab(&state, want);
         let bytes = next.ok_or_else(|| AllocateError::Exhausted(self.standing(&state, want)))?;
         state.registered += bytes;
-        Ok(Reserved { depot: self, bytes })
+        Ok(Room::Reserved(Reserved { depot: self, bytes }))
     }
 
     fn next_slab(&self, state: &State, want: Want) -> Option<usize> {
@@ -863,6 +869,22 @@ impl Drop for Settles<'_> {
     }
 }
 
+/// What became of the empty slabs that a thread found in its way as it was to make one.
+enum Emptied {
+    /// What threads had cached made one of them do: a block of it.
+    Took(NonNull<u8>),
+    GaveBack,
+    /// There were none, or another thread waits for them.
+    Nothing,
+}
+
+/// What there is for a slab within the pool's own budget.
+enum Room<'d> {
+    Reserved(Reserved<'d>),
+    /// A block came back.
+    NotNeeded(NonNull<u8>),
+}
+
 /// Bytes that count as registered while a slab of them is made; no longer, unless they are kept.
 struct Reserved<'d> {
     depot: &'d Depot,
@@ -974,10 +996,6 @@ impl State {
     /// Whether a slab is long enough, used or not.
     pub(super) fn can_hold(&self, want: Want) -> bool {
         self.slabs.iter().flatten().any(|slab| slab.bytes() >= want.slab_bytes())
-    }
-
-    fn has_empty_for(&self, want: Want) -> bool {
-        self.space.empty_slabs().any(|number| self.slab_bytes(number) >= want.slab_bytes())
     }
 
     fn idle_bytes(&self) -> usize {
