@@ -912,6 +912,91 @@ fn what_another_pool_leaves_idle_stays_where_it_is_less_than_is_wanted() {
     drop(held);
 }
 
+/// Nor where it is the device that lacks bytes, and not registrations.
+#[test]
+fn what_would_not_do_for_a_device_stays_where_it_is() {
+    let (budget, device) = (budget(64 * MIB), Bounded::of_bytes(4 * MIB));
+    let config = PoolConfig { max_slab_bytes: MIB, thread_cache_bytes: 0, ..lending() };
+    let keeps = &Pool::within(share(&budget), device.clone(), config).unwrap();
+    let config = PoolConfig { max_slab_bytes: 8 * MIB, ..config };
+    let wants = &Pool::within(share(&budget), device, config).unwrap();
+    let held: Vec<_> = (0..3).map(|_| keeps.get(MIB).unwrap()).collect();
+    drop(keeps.get(MIB).unwrap());
+    thread::scope(|scope| {
+        let wait = WhenExhausted::GrowOrWait(Duration::from_millis(500));
+        let maker =
+            scope.spawn(move || wants.request(2 * MIB).when_exhausted(wait).get().map(drop));
+        until(|| wants.statistics().waiting == 1 || maker.is_finished());
+        while !maker.is_finished() {
+            drop(keeps.get(MIB));
+        }
+        assert!(matches!(maker.join().unwrap(), Err(AllocateError::TimedOut { .. })));
+    });
+    assert!(keeps.statistics().grown < 16, "{} slabs", keeps.statistics().grown);
+    drop(held);
+}
+
+/// Whether its thread waits, and has tried in vain to make a slab since it does.
+fn is_asleep<R: Registrar>(pool: &Pool<R>) -> bool {
+    let statistics = pool.statistics();
+    statistics.waiting == 1 && statistics.refused >= 2
+}
+
+/// A thread waits for a slab of a pool that has as much as is due to it, until another share of the budget goes.
+#[test]
+fn a_share_that_goes_has_what_others_owe_then_given_back() {
+    let budget = budget(12 * MIB);
+    let config = PoolConfig { max_slab_bytes: 8 * MIB, thread_cache_bytes: 0, ..lending() };
+    let pool = || Pool::within(share(&budget), Slow::default(), config).unwrap();
+    let (wants, keeps, goes) = (&pool(), &pool(), share(&budget));
+    let (_has, _uses) = (wants.get(3 * MIB).unwrap(), keeps.get(7 * MIB).unwrap());
+    drop(keeps.get(2 * MIB).unwrap());
+    thread::scope(|scope| {
+        let wait = WhenExhausted::GrowOrWait(FOR_EVER);
+        let maker =
+            scope.spawn(move || wants.request(2 * MIB).when_exhausted(wait).get().map(drop));
+        until(|| is_asleep(wants));
+        let begun = Instant::now();
+        drop(goes);
+        assert!(maker.join().unwrap().is_ok());
+        assert!(begun.elapsed() < FOR_EVER / 2);
+    });
+}
+
+/// What a trim leaves empty is due to a thread that waits in another pool.
+#[test]
+fn what_a_trim_leaves_empty_serves_a_thread_of_another_pool() {
+    let budget = budget(4 * MIB);
+    let keeps = &Pool::within(share(&budget), Slow::default(), lending()).unwrap();
+    let wants = &pool_without_caches(&budget);
+    let held: Vec<_> = (0..4).map(|_| keeps.get(MIB).unwrap()).collect();
+    thread::scope(|scope| {
+        let wait = WhenExhausted::GrowOrWait(FOR_EVER);
+        let maker = scope.spawn(move || wants.request(MIB).when_exhausted(wait).get().map(drop));
+        until(|| is_asleep(wants));
+        let begun = Instant::now();
+        // Into the caches of this thread.
+        drop(held);
+        keeps.trim(usize::MAX);
+        assert!(maker.join().unwrap().is_ok());
+        assert!(begun.elapsed() < FOR_EVER / 2);
+    });
+}
+
+/// What two devices pin twice is lent as often as it is missing, and not twice that.
+#[test]
+fn a_pool_of_two_devices_lends_no_more_than_is_missing() {
+    let budget = budget(6 * MIB);
+    let config = PoolConfig { max_slab_bytes: MIB, thread_cache_bytes: 0, ..lending() };
+    let devices = (Slow::default(), Slow::default());
+    let pairs = Pool::within(share(&budget), devices, config).unwrap();
+    let wants = pool_without_caches(&budget);
+    drop([(); 3].map(|()| pairs.get(MIB).unwrap()));
+    assert_eq!(pairs.statistics().registered_bytes, 3 * MIB);
+    assert!(wants.get(3 * MIB).is_ok());
+    assert_eq!(pairs.statistics().registered_bytes, MIB);
+}
+
 /// A slab that becomes empty only as a thread looks for room goes for a longer one.
 #[test]
 fn what_a_raid_empties_makes_room_in_a_pool_that_keeps_nothing() {

@@ -5,7 +5,7 @@
 //! minimum and, by its weight, a part of what is common; beyond that it borrows, and gives
 //! back when another asks for its own due.
 
-use pinfold_core::{Amount, Exhausted, Limit, Refusal};
+use pinfold_core::{Amount, Exhausted, Limit, Refusal, RegisterError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
@@ -230,13 +230,47 @@ fn level_for(room: usize, part: Part) -> i128 {
     room as i128 - part.minimum.saturating_sub(part.held) as i128
 }
 
+/// What has refused a user.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Refuser {
+    /// The budget.
+    Budget,
+    /// A device, whose bytes or registrations are all taken: what it has is all there is, whatever the budget allows.
+    Device { lacks_bytes: bool },
+}
+
+impl Refuser {
+    const ALL: [Self; 3] =
+        [Self::Budget, Self::Device { lacks_bytes: true }, Self::Device { lacks_bytes: false }];
+
+    pub(super) fn of(error: RegisterError) -> Self {
+        Self::Device { lacks_bytes: matches!(error, RegisterError::PinnedMemoryLimit { .. }) }
+    }
+}
+
+/// What a user has asked for since it was last notified.
+#[derive(Debug)]
+struct Wanted {
+    /// The least of it.
+    amount: Amount,
+    /// What did since then; if nothing, because it waits without having tried again, any may.
+    refused_by: BTreeSet<Refuser>,
+}
+
+impl Wanted {
+    fn may_be_refused_by(&self, refuser: &Refuser) -> bool {
+        self.refused_by.is_empty() || self.refused_by.contains(refuser)
+    }
+}
+
 /// The users that are to be notified when they may take more than when they were refused.
 #[derive(Debug, Default)]
 struct Refused {
     /// How much more the drawer of each might have taken then.
     rooms: BTreeMap<User, Amount>,
-    /// The least that each of them has asked for since it was last notified.
-    wanted: BTreeMap<User, Amount>,
+    wanted: BTreeMap<User, Wanted>,
+    /// Those to which more is due than when they were refused, because a drawer has left: others may owe it by now.
+    due_more: BTreeSet<User>,
     bytes: Waiting,
     regions: Waiting,
 }
@@ -250,6 +284,7 @@ impl Refused {
             Some(room) => self.rooms.insert(user, room),
             None => {
                 self.wanted.remove(&user);
+                self.due_more.remove(&user);
                 self.rooms.remove(&user)
             }
         };
@@ -265,8 +300,15 @@ impl Refused {
     }
 
     fn want(&mut self, user: User, amount: Amount) {
-        let wanted = self.wanted.entry(user).or_insert(amount);
-        *wanted = wanted.min(amount);
+        let nothing = || Wanted { amount, refused_by: BTreeSet::new() };
+        let wanted = self.wanted.entry(user).or_insert_with(nothing);
+        wanted.amount = wanted.amount.min(amount);
+    }
+
+    fn note_refuser(&mut self, user: User, refuser: Refuser) {
+        if let Some(wanted) = self.wanted.get_mut(&user) {
+            wanted.refused_by.insert(refuser);
+        }
     }
 
     fn list(&mut self, drawer: Drawer, entry: &Entry) {
@@ -384,6 +426,9 @@ impl Ledger {
         if let Some(Place { entry, .. }) = self.places.get_mut(drawer.0).and_then(Option::take) {
             self.sums.subtract(&entry);
             self.vacant.push(drawer.0);
+            if entry.terms.weight > 0 || entry.terms.minimum != Amount::ZERO {
+                self.refused.due_more = self.refused.rooms.keys().copied().collect();
+            }
         }
     }
 
@@ -392,6 +437,11 @@ impl Ledger {
         if let Some(&entry) = self.entry(user.drawer) {
             self.refused.set(user, &entry, None);
         }
+    }
+
+    /// Whether a drawer may take `amount` now.
+    pub(super) fn has_room(&self, drawer: Drawer, amount: Amount) -> bool {
+        self.entry(drawer).is_some_and(|entry| amount.fits(self.room(entry)))
     }
 
     pub(super) fn take(&mut self, drawer: Drawer, amount: Amount) -> Result<(), Refusal> {
@@ -414,8 +464,14 @@ impl Ledger {
         let taken = self.take(user.drawer, amount);
         if taken.is_err() {
             self.await_room(user, amount);
+            self.refused.note_refuser(user, Refuser::Budget);
         }
         taken
+    }
+
+    /// A device has refused what the user waits for, if it waits.
+    pub(super) fn note_device(&mut self, user: User, error: RegisterError) {
+        self.refused.note_refuser(user, Refuser::of(error));
     }
 
     /// The user is notified when it may take more than now, be it that another drawer holds less or that another user
@@ -475,25 +531,36 @@ impl Ledger {
     /// One of those users that gets what it wants if it asks `lender` for what is `idle` there; each is notified once for a
     /// refusal.
     pub(super) fn take_refused_served_by(&mut self, lender: Drawer, idle: Amount) -> Option<User> {
-        let (&user, _) = self.refused.wanted.iter().find(|&(user, &wanted)| {
-            let entry = self.entry(user.drawer);
-            let missing = entry.map_or(wanted, |entry| wanted - self.room(entry));
-            let [where_bytes_lack, where_regions_lack] = self.totals_of_devices();
-            let (bytes, regions) = (Amount { regions: 0, ..wanted }, Amount { bytes: 0, ..wanted });
-            // The budget has no room; or a device has none, and what it has taken is all there is. No device was asked for a
-            // registration for whose bytes the budget has no room.
-            let by_device =
-                [(wanted, bytes, where_bytes_lack), (wanted, regions, where_regions_lack)];
-            let by_device = &by_device[..if missing.bytes == 0 { 2 } else { 1 }];
-            let by_budget = [(missing, missing, self.total)];
-            by_budget.iter().chain(by_device).any(|&(missing, lacking, total)| {
-                let claim = self.claim(user.drawer, missing, total);
-                claim.is_some_and(|claim| self.would_do(lender, idle, claim, lacking))
-            })
+        let (&user, _) = self.refused.wanted.iter().find(|&(&user, wanted)| {
+            let mut all = Refuser::ALL.iter().filter(|refuser| wanted.may_be_refused_by(refuser));
+            all.any(|&refuser| self.serves(lender, idle, user, wanted.amount, refuser))
         })?;
         self.forget(user);
         self.released += 1;
         Some(user)
+    }
+
+    /// Whether the user gets what it wants by what is `idle`, as far as this one refuses it.
+    fn serves(
+        &self,
+        lender: Drawer,
+        idle: Amount,
+        user: User,
+        wanted: Amount,
+        refuser: Refuser,
+    ) -> bool {
+        let total = self.total_for(refuser);
+        let (missing, lacking) = match refuser {
+            Refuser::Budget => {
+                let entry = self.entry(user.drawer);
+                let missing = entry.map_or(wanted, |entry| wanted - self.room(entry));
+                (missing, missing)
+            }
+            Refuser::Device { lacks_bytes: true } => (wanted, Amount { regions: 0, ..wanted }),
+            Refuser::Device { lacks_bytes: false } => (wanted, Amount { bytes: 0, ..wanted }),
+        };
+        let claim = self.claim(user.drawer, missing, total);
+        claim.is_some_and(|claim| self.would_do(lender, idle, claim, lacking))
     }
 
     /// Whether `lender` owes for the claim what is `lacking`, and has it `idle`.
@@ -501,20 +568,26 @@ impl Ledger {
         lacking != Amount::ZERO && lacking.fits(self.debt(claim, lender).min(idle))
     }
 
-    /// What there is where a device has taken all bytes that it takes, or all registrations.
-    pub(super) fn totals_of_devices(&self) -> [Amount; 2] {
+    /// What there is in all, as this one sees it.
+    pub(super) fn total_for(&self, refuser: Refuser) -> Amount {
         let held = self.held();
-        [
-            self.total.min(Amount { bytes: held.bytes, regions: usize::MAX }),
-            self.total.min(Amount { regions: held.regions, bytes: usize::MAX }),
-        ]
+        match refuser {
+            Refuser::Budget => self.total,
+            Refuser::Device { lacks_bytes: true } => {
+                self.total.min(Amount { bytes: held.bytes, regions: usize::MAX })
+            }
+            Refuser::Device { lacks_bytes: false } => {
+                self.total.min(Amount { regions: held.regions, bytes: usize::MAX })
+            }
+        }
     }
 
     fn refused_with_room(&self) -> Option<User> {
-        let Refused { bytes, regions, .. } = &self.refused;
+        let Refused { bytes, regions, due_more, .. } = &self.refused;
         let (level, minimums_are_kept) = (self.level(), self.kept().fits(self.total));
         let by_bytes = bytes.first(level.bytes, minimums_are_kept);
-        by_bytes.or_else(|| regions.first(level.regions, minimums_are_kept))
+        let by_regions = || regions.first(level.regions, minimums_are_kept);
+        by_bytes.or_else(by_regions).or_else(|| due_more.first().copied())
     }
 
     pub(super) fn overdraw(&mut self, drawer: Drawer, amount: Amount) {
@@ -676,6 +749,40 @@ mod tests {
     }
 
     /// What was not used makes a user notified that it was kept from, and is no release.
+    /// Only what the device lacks serves one that a device has refused, whatever the budget has at the moment.
+    #[test]
+    fn what_is_idle_serves_one_by_what_has_refused_it() {
+        let mut ledger = Ledger::new(Amount { bytes: 1000, regions: 100 });
+        let [keeps, waits, third] = [(); 3].map(|()| ledger.join(Terms::default()).unwrap());
+        let user = User { drawer: waits, number: 1 };
+        let idle = Amount { bytes: 10, regions: 1 };
+        ledger.take(keeps, Amount { bytes: 80, regions: 8 }).unwrap();
+        ledger.await_room(user, Amount { bytes: 300, regions: 1 });
+        ledger.note_device(user, RegisterError::TableFull { capacity: 8 });
+        ledger.take(third, Amount { bytes: 800, regions: 0 }).unwrap();
+        assert_eq!(ledger.take_refused_served_by(keeps, idle), Some(user));
+        ledger.await_room(user, Amount { bytes: 300, regions: 1 });
+        let error = RegisterError::PinnedMemoryLimit { limit_bytes: None, errno: 12 };
+        ledger.note_device(user, error);
+        assert_eq!(ledger.take_refused_served_by(keeps, idle), None, "a registration is no room");
+    }
+
+    #[test]
+    fn those_to_whom_more_is_due_since_a_drawer_left_are_notified() {
+        let mut ledger = Ledger::new(TOTAL);
+        let [waits, keeps, goes] = [(); 3].map(|()| ledger.join(Terms::default()).unwrap());
+        let user = User { drawer: waits, number: 1 };
+        ledger.take(waits, amount(25)).unwrap();
+        ledger.take(keeps, amount(75)).unwrap();
+        assert!(ledger.take_or_await(user, amount(20)).is_err());
+        assert_eq!(ledger.claim(waits, amount(20), TOTAL).map(|_| ()), None);
+        ledger.leave(goes);
+        assert!(ledger.claim(waits, amount(20), TOTAL).is_some());
+        assert_eq!(with_room(&mut ledger), [user]);
+        assert!(ledger.take_or_await(user, amount(20)).is_err());
+        assert!(!ledger.has_room_for_refused(), "once");
+    }
+
     #[test]
     fn what_comes_back_unused_is_not_released() {
         let mut ledger = Ledger::new(TOTAL);
@@ -1025,6 +1132,8 @@ mod tests {
         for _ in 0..if cfg!(miri) { 3 } else { 300 } {
             let mut ledger = Ledger::new(Amount { bytes: 100, regions: 40 });
             let mut drawers: Vec<Drawer> = Vec::new();
+            // Of those that wait: to which more is due since a drawer left.
+            let mut due_more = BTreeSet::new();
             for _ in 0..100 {
                 let amount = Amount { bytes: next(30), regions: next(10) };
                 let place = next(5);
@@ -1039,7 +1148,10 @@ mod tests {
                         let joined = ledger.join(Terms { minimum, maximum, ..Terms::default() });
                         drawers.extend(joined.ok());
                     }
-                    (1, Some(_)) => ledger.leave(drawers.swap_remove(place)),
+                    (1, Some(_)) => {
+                        ledger.leave(drawers.swap_remove(place));
+                        due_more = ledger.refused.rooms.keys().copied().collect();
+                    }
                     (2, Some(user)) => ledger.forget(user),
                     (3, Some(_)) => {
                         ledger.set_total(Amount { bytes: next(150), regions: next(60) });
@@ -1054,12 +1166,17 @@ mod tests {
                 let has_more_room = |(user, room): &(&User, &Amount)| {
                     ledger.entry(user.drawer).is_some_and(|entry| !ledger.room(entry).fits(**room))
                 };
-                let rooms = ledger.refused.rooms.iter();
-                let expected: Vec<User> = rooms.filter(has_more_room).map(|it| *it.0).collect();
+                let rooms = &ledger.refused.rooms;
+                due_more.retain(|user| rooms.contains_key(user));
+                let is_expected =
+                    |it: &(&User, &Amount)| has_more_room(it) || due_more.contains(it.0);
+                let expected: Vec<User> =
+                    rooms.iter().filter(is_expected).map(|it| *it.0).collect();
                 assert_eq!(ledger.has_room_for_refused(), !expected.is_empty());
                 if next(5) == 0 {
                     notified += expected.len();
                     assert_eq!(with_room(&mut ledger), expected);
+                    due_more.clear();
                 }
             }
         }

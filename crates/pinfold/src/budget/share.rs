@@ -2,7 +2,7 @@
 
 use super::discovery::{Beyond, Bound, Discovery, Kind};
 use super::figure::SharedWith;
-use super::ledger::{Drawer, Ledger, NotJoined, SLICE, Terms, User};
+use super::ledger::{Drawer, Ledger, NotJoined, Refuser, SLICE, Terms, User};
 use super::readings::{Readings, Rings};
 use super::watermark::{Listener, ListenerId, Marks, Watermark, WatermarkEvent};
 use crate::fork_mark::ForkMark;
@@ -809,9 +809,7 @@ impl ShareAccount {
     /// is not there. No listener is called: the caller settles.
     pub(crate) fn grow(&self, amount: Amount) -> Result<(), Exhausted> {
         let mut recalls = Recalls::new();
-        let mut is_first = true;
         loop {
-            let released = self.released();
             let Refusal { exhausted, missing } = match self.take_or_await(amount) {
                 Ok(()) => return Ok(()),
                 Err(refusal) => refusal,
@@ -819,13 +817,17 @@ impl ShareAccount {
             let recalls_quietly = || {
                 let _quiet = Quiet::begin();
                 // What others owed they may have given back since the refusal, by themselves.
-                let is_first = std::mem::take(&mut is_first);
-                self.recall(missing) || (is_first && self.released() != released)
+                self.recall(missing) || self.has_room(amount)
             };
             if exhausted.wanted > exhausted.allowed || !recalls.ask(recalls_quietly) {
                 return Err(exhausted);
             }
         }
+    }
+
+    fn has_room(&self, amount: Amount) -> bool {
+        let has_room = |state: &State| state.ledger.has_room(self.share.drawer, amount);
+        self.share.inner().read(has_room).unwrap_or_default()
     }
 
     /// Takes `amount`, all or nothing; where it is refused, its lender is notified when there is more.
@@ -846,6 +848,8 @@ impl ShareAccount {
         tells: bool,
     ) -> bool {
         let _quiet = Quiet::begin();
+        let number = self.number;
+        self.changed(|ledger, drawer| ledger.note_device(User { drawer, number }, error));
         self.note_refused(tells);
         request.can_be_taken(error) && self.recall_on_device(error, request.missing)
     }
@@ -859,13 +863,7 @@ impl ShareAccount {
 
     /// What the device took is all there is, for now.
     fn recall_on_device(&self, error: RegisterError, missing: Amount) -> bool {
-        self.share.recall_of(missing, |ledger| {
-            let [where_bytes_lack, where_regions_lack] = ledger.totals_of_devices();
-            match error {
-                RegisterError::PinnedMemoryLimit { .. } => where_bytes_lack,
-                _ => where_regions_lack,
-            }
-        })
+        self.share.recall_of(missing, |ledger| ledger.total_for(Refuser::of(error)))
     }
 
     /// Gives back what was taken and not used.
@@ -1090,6 +1088,30 @@ mod tests {
             let notified = lender.notified.load(Ordering::Relaxed);
             assert!((turn..=2 * turn).contains(&notified), "{notified} times in {turn} turns");
         }
+    }
+
+    /// Says that it gave something, and the second time that it has nothing, behind a release of its own.
+    struct GivesByItself(Mutex<Option<Drawn>>, AtomicU64);
+
+    impl Lender for GivesByItself {
+        fn give_back(&self, _: Amount) -> bool {
+            let is_first = self.1.fetch_add(1, Ordering::Relaxed) == 0;
+            if !is_first {
+                drop(self.0.lock().unwrap().take());
+            }
+            is_first
+        }
+    }
+
+    #[test]
+    fn what_comes_back_by_itself_between_two_refusals_is_taken() {
+        let budget = Budget::new(Amount { bytes: 4 * PAGE, regions: 64 }).unwrap();
+        let (holds, wants) = [(); 2].map(|()| budget.share(Terms::default()).unwrap()).into();
+        let drawn = holds.draw(Amount::one(4 * PAGE)).unwrap();
+        let lender = Arc::new(GivesByItself(Mutex::new(Some(drawn)), AtomicU64::new(0)));
+        let weak: Weak<GivesByItself> = Arc::downgrade(&lender);
+        holds.attach(weak);
+        assert!(wants.draw(Amount::one(2 * PAGE)).is_ok());
     }
 
     /// Remembers which of all gave back.

@@ -133,6 +133,11 @@ impl ForEachPin {
         }
     }
 
+    /// What is `missing` by the budget, as slabs have it here.
+    pub(super) fn in_slabs(&self, missing: Amount) -> Amount {
+        Amount { bytes: missing.bytes.div_ceil(self.pins.max(1)), ..missing }
+    }
+
     /// Whether another drawer waits for what may be idle here.
     pub(super) fn is_awaited(&self) -> bool {
         match &self.granter {

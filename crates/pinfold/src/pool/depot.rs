@@ -610,6 +610,8 @@ impl Depot {
         }
         state.slabs[index] = Some(slab);
         state.counts.grown += 1;
+        // It may be left empty: what came back meanwhile is taken before.
+        state.untold = true;
         Ok(state.take(want))
     }
 
@@ -623,7 +625,9 @@ impl Depot {
         self.raid(&mut state);
         let unawaited = state.queue.is_empty();
         let empty = if unawaited { state.remove_empty(0, down_to) } else { Vec::new() };
+        let idle = self.take_untold_idle(&mut state);
         drop(state);
+        self.note_idle(idle);
         let bytes = empty.iter().map(|slab| slab.bytes()).sum();
         self.give_back(empty);
         bytes
@@ -776,6 +780,7 @@ impl Lender for Depot {
         let mut state = self.lock();
         let lends = state.queue.is_empty();
         state.untold |= !lends;
+        let missing = self.allowance.in_slabs(missing);
         let lent = if lends { self.take_out(&mut state, missing) } else { Vec::new() };
         if lent.is_empty() {
             return self.watch_one_leave(state);

@@ -84,14 +84,14 @@ impl Depot {
         }
         let patience = when.patience().filter(|_| !grows_on_this_thread(&state));
         match (state.take_if_unawaited(want), patience) {
-            (Some(block), _) => Ok((state, Ok(block))),
             (None, Some(patience)) => {
                 self.wait(state, Waiter::new(self, want, when.grows()), patience, watched)
             }
-            (None, None) => {
-                let error =
-                    refused.unwrap_or(AllocateError::Exhausted(self.standing(&state, want)));
-                Ok((state, Err(error)))
+            (block, _) => {
+                let (state, block) = self.after_wait(state, block, None)?;
+                let nothing = || AllocateError::Exhausted(self.standing(&state, want));
+                let block = block.ok_or_else(|| refused.unwrap_or_else(nothing));
+                Ok((state, block))
             }
         }
     }
@@ -116,7 +116,10 @@ impl Depot {
                 Looked::Found(block) => break Some(block),
                 _ if left.is_zero() => break None,
                 Looked::Again => state = self.settle_aside(state, &mut waiter)?,
-                Looked::Nothing => state = self.sleep(state, &waiter, left),
+                Looked::Nothing => {
+                    let (again, has_told) = self.tell_of_idle(state)?;
+                    state = if has_told { again } else { self.sleep(again, &waiter, left) };
+                }
             }
         };
         waiter.go(&mut state);
@@ -209,6 +212,17 @@ impl Depot {
         drop(state);
         drop(waiter.settles.take());
         self.lock_again()
+    }
+
+    /// What a look has left empty other drawers may have. Whether there was something: the lock was free then.
+    fn tell_of_idle<'d>(&'d self, mut state: Guard<'d>) -> Found<'d, bool> {
+        let idle = self.take_untold_idle(&mut state);
+        if idle.is_none() {
+            return Ok((state, false));
+        }
+        drop(state);
+        self.note_idle(idle);
+        Ok((self.lock_again()?, true))
     }
 
     fn sleep<'d>(&'d self, state: Guard<'d>, waiter: &Waiter<'d>, left: Duration) -> Guard<'d> {
