@@ -20,7 +20,7 @@
 //! - Processes and threads may end in any way, with leases alive and changes under way; destructors
 //!   of thread-locals and functions at exit may use caches.
 //! - A program that closes all descriptors, or has them or system calls taken away, finds
-//!   [`Lost`](crate::Lost) (userfaultfd) and may make a new monitor.
+//!   [`Lost`](crate::Lost) (userfaultfd) and may make a new monitor, which watches mappings that the lost one did not.
 //! - While the process is stopped, or a debugger holds the thread `pinfold-events`, changes of memory
 //!   that userfaultfd watches wait, and a process that is being stopped in the middle of one is
 //!   reported as stopped only when it has been continued.

@@ -63,7 +63,8 @@ pub struct Place<'z, 'c, R: Registrar, M: Monitor, P: SlabPages>(InUse<Message<'
 /// Dropped, it takes those pages out of the target, which reads as zeros there from then on, and leaves
 /// them to the device, with their registration, as [`Place`] does; the ragged ends are given up. A target of which a change
 /// was reported meanwhile is left alone: the pages are where the program has moved them. A report of what has not happened
-/// (a call between a [`Feed`](crate::monitor::Feed)'s two words that failed, a word to the feed that everything changes) leaves
+/// (a call between a [`Feed`](crate::monitor::Feed)'s two words that failed, a word to the feed that everything changes,
+/// `MADV_FREE`, an `munmap` or `mmap` that fails) leaves
 /// them in the target, and so the target to the device: prevent that, or say `arrived` before.
 ///
 /// If it is unknown whether it has changed, or if the kernel takes pages out of it by no means, the process is
@@ -168,7 +169,8 @@ impl<'c, R: Registrar, M: Monitor, P: SlabPages> Zone<'c, R, M, P> {
     ///
     /// No change of the target is reported that does not happen, while it may have the place's pages (from
     /// [`Place::remap`] until the transfer has ended): not between a `Feed`'s two words for a call that fails, not by a feed's
-    /// word that everything changes, not by [`Best::unwatch`](crate::monitor::Best::unwatch) of it, though these are safe calls. A
+    /// word that everything changes, not by [`Best::unwatch`](crate::monitor::Best::unwatch) of it, though these are safe calls; nor by
+    /// the kernel's word of `MADV_FREE`, which leaves pinned pages where they are, or of a `munmap` or `mmap` that fails (6.12). A
     /// [`Remapped`] that is dropped takes its pages out of a target only if no change was reported: otherwise they stay
     /// there, and the device may go on writing to the target. A `Remapped` that was `arrived` before is not concerned.
     ///

@@ -275,7 +275,9 @@ impl Reader<'_> {
                 self.note_neighbours(left);
                 self.core.note_moved(arrived);
                 self.log(left);
-                self.log(arrived);
+                // No mark: what stood there and was watched has an event of its own, and the kernel names more than has
+                // come where it shortens what it moves (before Linux 6.16).
+                self.log.append(arrived);
             }
             Event::Remove { start, end } => self.note_remove(from_kernel(start, end)),
             Event::Other => {}

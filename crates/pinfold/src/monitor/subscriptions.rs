@@ -269,7 +269,12 @@ impl<M: Monitor> Table<M> {
             note_change(records, range, *longest);
         });
         if news.is_err() {
+            let is_new = self.records.values().any(|record| record.state == State::Accepted);
             self.note_change(AddressRange::EVERYTHING);
+            if is_new {
+                // The caches drop it all. What is lost says nothing more by itself.
+                self.follower.monitor().notify();
+            }
         }
         news
     }
@@ -552,6 +557,7 @@ pub(super) mod tests {
         let (table, kept) = kept(PAGE, PAGE);
         table.monitor.lost.store(true, SeqCst);
         assert!(!table.valid(kept) && !table.subscribe(kept, by(1)));
+        assert_eq!(table.monitor.notified.load(SeqCst), 1, "the feeder is woken once");
         assert_eq!(table.changed().len(), 1);
     }
 

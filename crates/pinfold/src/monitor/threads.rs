@@ -90,12 +90,13 @@ impl ThreadDirectory {
         if fits { Ok(()) } else { Err(Errno(libc::E2BIG)) }
     }
 
-    /// Whether a thread is at rest: asleep so that a signal would wake it, stopped, or gone.
+    /// Whether a thread is at rest: asleep so that a signal would wake it, stopped, or gone. Not one that a tracer has
+    /// stopped, which may be in the middle of a `vfork` whose child runs.
     ///
     /// On any doubt this says no.
     pub(super) fn is_at_rest(&self, thread: u32) -> bool {
         match self.state_of(thread) {
-            Ok(state) => matches!(state, b'S' | b'T' | b't' | b'Z' | b'X' | b'x'),
+            Ok(state) => matches!(state, b'S' | b'T' | b'Z' | b'X' | b'x'),
             // The thread, not `/proc`: its directory of threads is open.
             Err(Errno(libc::ENOENT | libc::ESRCH)) => true,
             Err(_) => false,

@@ -196,7 +196,8 @@ impl Userfaultfd {
     /// the process ends.
     ///
     /// A forked child gets its own, and so does a process whose shared monitor has lost its
-    /// descriptor.
+    /// descriptor. What the lost one watched the new one cannot watch
+    /// ([`WatchedByAnother`](Uncovered::WatchedByAnother)): new mappings it can.
     ///
     /// # Errors
     ///
@@ -841,8 +842,11 @@ unsafe impl Monitor for Userfaultfd {
         if !self.uffd.is_ours() {
             return Watch::Uncovered(Uncovered::Lost(self.lose(Errno(libc::EBADF))));
         }
-        let watched = self.share_watching().ok_or(Uncovered::Refused { errno: libc::EAGAIN });
-        if let Err(why) = watched.and_then(|_shared| self.watch_mappings(range)) {
+        // Held to the end: what is watched to learn the price is watched, too.
+        let Some(_shared) = self.share_watching() else {
+            return Watch::Uncovered(Uncovered::Refused { errno: libc::EAGAIN });
+        };
+        if let Err(why) = self.watch_mappings(range) {
             return Watch::Uncovered(why);
         }
         self.price.note_watch(|| self.watched_page());
