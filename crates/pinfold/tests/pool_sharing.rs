@@ -1018,6 +1018,32 @@ fn what_a_raid_empties_serves_a_request_that_the_device_has_no_room_for() {
     assert!(pool.get(MIB).is_ok());
 }
 
+/// However little a device takes, what holds one buffer is tried before a request is refused: a span of blocks may be many
+/// times as long.
+#[test]
+fn a_device_with_little_room_serves_what_it_has_room_for() {
+    for (bytes, limit) in
+        [(10_000, 300 * KIB), (20_000, 64 * KIB), (1500, 48 * KIB), (64, 16 * KIB)]
+    {
+        let pool = Pool::new(Bounded::of_bytes(limit), PoolConfig::default()).unwrap();
+        let mut buffers = Vec::new();
+        let error = loop {
+            match pool.get(bytes) {
+                Ok(buffer) => buffers.push(buffer),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, AllocateError::Register(_)), "{error}");
+        // Less is left than holds one more.
+        let run = bytes.next_multiple_of(16 * KIB);
+        assert_eq!(pool.statistics().registered_bytes, limit - limit % run, "{bytes}");
+        assert!(buffers.len() >= limit / run, "{bytes}: {}", buffers.len());
+        buffers.iter_mut().for_each(|buffer| buffer.fill(1));
+        drop(buffers);
+        assert_eq!(pool.statistics().in_use_bytes, 0);
+    }
+}
+
 fn pool_without_caches(budget: &Budget) -> Pool<Slow> {
     let config = PoolConfig { max_slab_bytes: 8 * MIB, thread_cache_bytes: 0, ..lending() };
     Pool::within(share(budget), Slow::default(), config).unwrap()

@@ -275,11 +275,29 @@ impl<'p, R: Registrar> BufferRequest<'p, R> {
             // Magazines that are this thread's, but not in its table, may have one.
             threads::hand(depot).and_then(|_| at_hand())
         });
-        let block = match block {
-            Some(block) => block,
-            None => depot.take(want, self.when, threads::hand(depot))?,
+        match block {
+            Some(block) => Ok((block, want.kind())),
+            None => self.take_from(depot, want),
+        }
+    }
+
+    /// Where there is no room for a span of blocks there may be for one buffer, in a slab of its own.
+    fn take_from(&self, depot: &Depot, want: Want) -> Result<(NonNull<u8>, Kind), AllocateError> {
+        let error = match depot.take(want, self.when, threads::hand(depot)) {
+            Ok(block) => return Ok((block, want.kind())),
+            Err(error) => error,
         };
-        Ok((block, want.kind()))
+        let last = self.last_resort(depot, want, &error).ok_or(error)?;
+        let block = depot.take(last, WhenExhausted::Grow, None).map_err(|_last| error)?;
+        Ok((block, last.kind()))
+    }
+
+    fn last_resort(&self, depot: &Depot, want: Want, error: &AllocateError) -> Option<Want> {
+        let Want::Long { units, align, .. } = long(self.length, self.align)? else { return None };
+        let last = Want::Long { units, align, is_last_resort: true };
+        let least = |want: Want| depot.bounds().slab_holding(want.slab_bytes());
+        let may_help = self.when.grows() && error.may_have_room_for(least(last));
+        (may_help && least(last) < least(want)).then_some(last)
     }
 
     fn want(&self) -> Result<Want, AllocateError> {
@@ -310,7 +328,7 @@ fn at_hand(depot: &Depot, length: usize) -> Option<(NonNull<u8>, Kind)> {
 /// A run of units.
 fn long(length: usize, align: usize) -> Option<Want> {
     let units = u32::try_from(length.div_ceil(UNIT)).ok().filter(|&units| units < 1 << 31)?;
-    Some(Want::Long { units, align: align.div_ceil(UNIT) })
+    Some(Want::Long { units, align: align.div_ceil(UNIT), is_last_resort: false })
 }
 
 impl<R: Registrar> fmt::Debug for BufferRequest<'_, R> {

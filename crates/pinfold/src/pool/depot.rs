@@ -64,6 +64,8 @@ pub(super) enum Want {
     Long {
         units: u32,
         align: usize,
+        /// A slab for it is no longer than it: one for a span of blocks was just refused.
+        is_last_resort: bool,
     },
 }
 
@@ -545,7 +547,13 @@ impl Depot {
 
     fn next_slab_beside(&self, registered: usize, want: Want) -> Option<usize> {
         let room = self.bounds.config.max_bytes.saturating_sub(registered);
-        self.bounds.next_slab(want.slab_bytes(), registered, room)
+        match want {
+            Want::Long { is_last_resort: true, .. } => {
+                let least = self.bounds.slab_holding(want.slab_bytes());
+                (least <= room).then_some(least)
+            }
+            _ => self.bounds.next_slab(want.slab_bytes(), registered, room),
+        }
     }
 
     pub(super) fn standing(&self, state: &State, want: Want) -> PoolExhausted {
@@ -985,7 +993,7 @@ impl State {
     pub(super) fn take(&mut self, want: Want) -> Option<NonNull<u8>> {
         let place = match want {
             Want::Block(class) => self.space.take(class),
-            Want::Long { units, align } => self.space.take_long(units as usize, align),
+            Want::Long { units, align, .. } => self.space.take_long(units as usize, align),
         }?;
         self.slabs.get(place.slab as usize)?.as_ref()?.hand_out(place, want.kind())
     }
