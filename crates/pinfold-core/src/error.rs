@@ -82,6 +82,11 @@ impl fmt::Display for Exhausted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { allowed, held, wanted, .. } = self;
         match self.limit {
+            Limit::Bytes if self.wanted > self.allowed => write!(
+                f,
+                "{wanted} bytes at once exceed the whole budget of {allowed}: raise Config::max_bytes and \
+                 RLIMIT_MEMLOCK (a cache uses half of it at most), or lease shorter parts"
+            ),
             Limit::Bytes => write!(
                 f,
                 "the budget of {allowed} bytes is spent: {held} are in use and {wanted} more are \
