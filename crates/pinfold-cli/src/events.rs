@@ -12,7 +12,7 @@ mod picture;
 mod special;
 mod trial;
 
-use crate::change::{Backing, Mutation, Route};
+use crate::change::{Backing, DirectFile, Mutation, Route};
 use crate::choice;
 use crate::device::Kind;
 use crate::output::{self, Failure, Output, Tone, Verdict};
@@ -178,6 +178,7 @@ fn judge_all(
     let wiring = Wiring { kind: arguments.registrar, slots: 1024, lanes: LANES, audit: false };
     let port = Port::open(wiring, monitor.clone(), Config::keeping_all())?;
     if let Some(path) = &arguments.direct {
+        DirectFile::open(path).map_err(|error| Failure::usage(format!("--direct: {error}")))?;
         let events = direct::ALL.iter().map(|row| row.judge(&port, &monitor, path)).collect();
         return Ok(Report::new(monitor.name(), arguments, events));
     }

@@ -52,7 +52,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "DIRECTORY")]
     reports: Option<PathBuf>,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 
@@ -73,7 +73,10 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
     signals::catch_signals();
     let reports = Reports::new(arguments.reports.as_deref()).map_err(|error| {
         signals::leave_signals();
-        Failure::unavailable(format!("no place for the program's reports: {error}"))
+        match arguments.reports {
+            Some(_) => Failure::usage(format!("--reports: {error}")),
+            None => Failure::unavailable(format!("no place for the program's reports: {error}")),
+        }
     })?;
     job.set(SUMMARY, reports.pattern().into());
     match child::run(|| job.prepared()) {

@@ -48,7 +48,7 @@ use worker::Worker;
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
     /// How long to go on, in seconds [default: 20, unless --operations is given]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: Option<u64>,
     /// How many threads
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -57,7 +57,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     seed: Option<u64>,
     /// How many operations, all threads together
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     operations: Option<u64>,
     /// The device that moves the data
     #[arg(long, value_enum, default_value_t)]
@@ -341,7 +341,9 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<u8, Failure>
 fn run_trial(arguments: &Arguments, seed: u64, output: &Output) -> Result<Verdict, Failure> {
     let journal = Journal::inherited().map_err(Failure::unavailable)?;
     let trial = Trial { kind: arguments.registrar, audit: arguments.audit };
-    output.note(format_args!("seed {seed}: --seed {seed} replays this program"));
+    let threads = arguments.threads;
+    output
+        .note(format_args!("seed {seed}: --seed {seed} --threads {threads} replays this program"));
     match arguments.cache {
         Strategy::Naive => {
             let shared = Shared::new(port::deaf()?, port::deaf, journal, trial);
@@ -374,7 +376,7 @@ fn torture(
 ) -> Result<Verdict, Failure> {
     let threads = usize::from(arguments.threads);
     let direct = arguments.direct.as_deref().map(DirectFile::open).transpose();
-    let direct = direct.map_err(Failure::unavailable)?;
+    let direct = direct.map_err(|error| Failure::usage(format!("--direct: {error}")))?;
     let lanes = threads + usize::from(direct.is_some());
     let owned = Owned::open(shared.trial, &shared.monitor, lanes)?;
     let until = Until::new(arguments);
