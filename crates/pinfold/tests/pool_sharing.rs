@@ -923,7 +923,7 @@ fn what_would_not_do_for_a_device_stays_where_it_is() {
     let held: Vec<_> = (0..3).map(|_| keeps.get(MIB).unwrap()).collect();
     drop(keeps.get(MIB).unwrap());
     thread::scope(|scope| {
-        let wait = WhenExhausted::GrowOrWait(Duration::from_millis(500));
+        let wait = WhenExhausted::GrowOrWait(Duration::from_secs(2));
         let maker =
             scope.spawn(move || wants.request(2 * MIB).when_exhausted(wait).get().map(drop));
         until(|| wants.statistics().waiting == 1 || maker.is_finished());
@@ -932,7 +932,8 @@ fn what_would_not_do_for_a_device_stays_where_it_is() {
         }
         assert!(matches!(maker.join().unwrap(), Err(AllocateError::TimedOut { .. })));
     });
-    assert!(keeps.statistics().grown < 16, "{} slabs", keeps.statistics().grown);
+    // Some for each try, of which there are few: as it asks for one another may come. A thousand where each is told of.
+    assert!(keeps.statistics().grown < 128, "{} slabs", keeps.statistics().grown);
     drop(held);
 }
 
