@@ -438,8 +438,12 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         }
         let amount = room.counted(self.plan.range);
         let more = amount - self.plan.amount;
-        let taken = more == Amount::ZERO || room.0.locked(|writer| self.take_more(writer, more))?;
-        Ok(if taken { Ok(()) } else { Err(amount) })
+        if more == Amount::ZERO || room.0.locked(|writer| self.take_more(writer, more))? {
+            return Ok(Ok(()));
+        }
+        // Forked inside the account that refused: the registration is the parent's to end.
+        room.0.refuse_child()?;
+        Ok(Err(amount))
     }
 
     fn take_more(&mut self, writer: &mut Writer, more: Amount) -> bool {

@@ -89,6 +89,10 @@ impl<R: Registrar, M: Monitor> Room<'_, R, M> {
         self.0.locked(|writer| {
             let amount = amount.max(self.0.amount_of(writer, region));
             let spent = self.recount(writer, (region, range), amount, false).err()?;
+            // Forked inside the account that refused: it is the parent's, which counts the renewal itself.
+            if self.0.is_forked() {
+                return None;
+            }
             // Refused by none.
             let _taken = self.recount(writer, (region, range), amount, true);
             Some(spent)

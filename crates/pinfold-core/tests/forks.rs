@@ -18,7 +18,7 @@ use pinfold_core::{
     Position, Refusal, RegisterError, Registrar, RegistrarLimits, Renewed, Replay, Sequence,
     Suspend, SuspensionTerms, Transfers, Unsupported, Watch,
 };
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -37,6 +37,10 @@ struct World {
     calls: Mutex<Calls>,
     changes: Mutex<Vec<AddressRange>>,
     time: AtomicU64,
+    /// Whether pages become huge as they are registered...
+    collapses: AtomicBool,
+    /// ...and have become so.
+    collapsed: AtomicBool,
 }
 
 impl World {
@@ -73,6 +77,16 @@ impl World {
         self.changes.lock().unwrap().push(range);
     }
 
+    /// What is registered from now on counts more than was planned.
+    fn collapse(&self) {
+        self.collapsed.store(false, SeqCst);
+        self.collapses.store(true, SeqCst);
+    }
+
+    fn registered(&self) {
+        self.collapsed.store(self.collapses.load(SeqCst), SeqCst);
+    }
+
     fn pass(&self, time: Duration) {
         self.time.fetch_add(u64::try_from(time.as_millis()).unwrap(), SeqCst);
     }
@@ -95,11 +109,13 @@ unsafe impl Registrar for Device {
 
     fn widened(&self, range: AddressRange) -> AddressRange {
         self.0.called("widened");
-        range
+        let more = if self.0.collapsed.load(SeqCst) { 4096 } else { 0 };
+        AddressRange::new(range.start(), range.len() + more).unwrap()
     }
 
     unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> {
         self.0.called("register");
+        self.0.registered();
         Ok(0)
     }
 
@@ -174,6 +190,7 @@ unsafe impl Suspend for Device {
 
     unsafe fn renew(&self, handle: u32, _: AddressRange, _: Access) -> Renewal {
         self.0.called("renew");
+        self.0.registered();
         Ok(Renewed::Changed(handle))
     }
 
@@ -258,18 +275,18 @@ unsafe impl Monitor for Watcher {
     fn wait(&self, _: u32) {}
 }
 
-/// With so many registrations to grant.
-struct Purse(Arc<World>, AtomicUsize);
+/// With so much to grant.
+struct Purse(Arc<World>, Mutex<Amount>);
 
 impl Account for Purse {
     fn take(&self, amount: Amount) -> Result<(), Refusal> {
         self.0.called("take");
-        let allowed = self.1.load(SeqCst);
-        let left = allowed.checked_sub(amount.regions).ok_or(Refusal {
-            exhausted: Exhausted { limit: Limit::Regions, allowed: 1, held: 1, wanted: 1 },
-            missing: amount,
-        })?;
-        self.1.store(left, SeqCst); // one thread
+        let mut left = self.1.lock().unwrap();
+        if !amount.fits(*left) {
+            let exhausted = Exhausted { limit: Limit::Regions, allowed: 1, held: 1, wanted: 1 };
+            return Err(Refusal { exhausted, missing: amount });
+        }
+        *left = *left - amount;
         Ok(())
     }
 
@@ -279,7 +296,8 @@ impl Account for Purse {
 
     fn give(&self, amount: Amount) {
         self.0.called("give");
-        self.1.fetch_add(amount.regions, SeqCst);
+        let mut left = self.1.lock().unwrap();
+        *left = *left + amount;
     }
 
     fn recall(&self, _: Amount) -> bool {
@@ -316,11 +334,16 @@ fn get(
 
 /// `uses` with a cache of four registrations, in which what is not the cache's forks at every call in turn.
 fn forks_at_every_call(least: usize, uses: impl Fn(&TheCache, &Arc<World>)) {
-    forks_at_every_call_within(usize::MAX / 2, least, uses);
+    let plenty = Amount { bytes: usize::MAX / 2, regions: usize::MAX / 2 };
+    forks_at_every_call_within(plenty, least, uses);
 }
 
-/// The same with an account that grants no more than `granted` registrations.
-fn forks_at_every_call_within(granted: usize, least: usize, uses: impl Fn(&TheCache, &Arc<World>)) {
+/// The same with an account that grants no more than `granted`.
+fn forks_at_every_call_within(
+    granted: Amount,
+    least: usize,
+    uses: impl Fn(&TheCache, &Arc<World>),
+) {
     let mut found = Vec::new();
     for n in 1.. {
         let world = World::forking_at(n);
@@ -344,9 +367,12 @@ fn forks_at_every_call_within(granted: usize, least: usize, uses: impl Fn(&TheCa
 
 /// A miss that comes back in a child, wherever it forked.
 fn miss(cache: &TheCache, world: &World, page: usize) {
-    let got = get(cache, page).map(drop);
+    assert_is_refused_if_forked(world, &get(cache, page).map(drop));
+}
+
+fn assert_is_refused_if_forked(world: &World, got: &Result<(), GetError>) {
     if let Some(forked_in) = world.forked_in() {
-        assert_eq!(got, Err(GetError::Forked), "page {page}, forked in {forked_in}");
+        assert_eq!(*got, Err(GetError::Forked), "forked in {forked_in}");
     }
 }
 
@@ -373,7 +399,7 @@ fn a_child_forked_inside_a_get_is_refused_and_calls_no_device_and_no_account() {
 /// One that is refused as the budget is spent, also where nothing idle is left to be given back for it.
 #[test]
 fn a_child_forked_inside_a_get_that_its_account_refuses_calls_no_device_and_no_account() {
-    forks_at_every_call_within(2, 30, |cache, world| {
+    forks_at_every_call_within(Amount { bytes: 1 << 20, regions: 2 }, 30, |cache, world| {
         (0..4).for_each(|page| miss(cache, world, page));
         let leased = [get(cache, 4), get(cache, 5)];
         if world.forked_in().is_none() {
@@ -435,5 +461,31 @@ fn a_child_forked_inside_one_of_two_suspensions_calls_its_parents_device_no_more
         suspend(cache, world, 2);
         drop(cache.suspend(pages(30, 1), links(), Vec::new(), terms));
         drop(other.map(|it| it.resume().is_ok()));
+    });
+}
+
+/// Behind the registration, and behind a renewal, which count more than was planned and than there is.
+#[test]
+fn a_child_forked_as_its_account_refuses_what_became_more_calls_no_device_and_no_account() {
+    let one_page_each = Amount { bytes: 2 * 4096, regions: 9 };
+    forks_at_every_call_within(one_page_each, 20, |cache, world| {
+        let leased = get(cache, 0);
+        for page in 1..4 {
+            world.collapse();
+            let start = std::ptr::without_provenance(pages(page, 1).start());
+            // SAFETY: the device touches no memory.
+            let got = unsafe { cache.request(start, 4096, Access::READ).to_keep().get() };
+            assert_is_refused_if_forked(world, &got.map(drop));
+        }
+        drop(leased);
+    });
+    forks_at_every_call_within(one_page_each, 20, |cache, world| {
+        let (Ok(first), Ok(second)) = (get(cache, 0), get(cache, 1)) else { return };
+        let (range, terms) = (pages(0, 2), SuspensionTerms::default());
+        let Ok(suspended) = cache.suspend(range, Vec::new(), vec![first, second], terms) else {
+            return;
+        };
+        world.collapse();
+        let _resumed = suspended.resume().is_ok();
     });
 }
