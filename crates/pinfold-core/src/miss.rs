@@ -204,11 +204,15 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                 Err(error) => return Err(error),
                 Ok(Step::Done(lease)) => return Ok(lease),
                 Ok(Step::Again) => {}
+                // Forked as the reclaimer was told: no thread of this process ends what is waited for.
                 Ok(Step::Wait(landing)) => {
+                    self.0.refuse_child()?;
                     landing.wait();
                     attempt.waited = true;
                 }
+                // As above.
                 Ok(Step::HoldBack(gate)) => {
+                    self.0.refuse_child()?;
                     gate.wait(attempt.begun.until)
                         .map_err(|range| GetError::Suspended { range })?;
                 }

@@ -19,13 +19,17 @@ use pinfold_core::{
     Suspend, SuspensionTerms, Transfers, Unsupported, Watch,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
+use std::thread;
 use std::time::Duration;
 
 #[derive(Default)]
 struct Calls {
     made: usize,
     fork_at: usize,
+    /// The next such call forks, too.
+    fork_in: Option<&'static str>,
     /// The call that forked, and the parent's device and account that were called since.
     forked_in: Option<&'static str>,
     since: Vec<&'static str>,
@@ -37,6 +41,8 @@ struct World {
     calls: Mutex<Calls>,
     changes: Mutex<Vec<AddressRange>>,
     time: AtomicU64,
+    /// Where the next registration says that it has begun, and waits.
+    waits: Mutex<Option<(Sender<()>, Receiver<()>)>>,
     /// Whether pages become huge as they are registered...
     collapses: AtomicBool,
     /// ...and have become so.
@@ -53,7 +59,7 @@ impl World {
     fn asked(&self, what: &'static str) {
         let mut calls = self.calls.lock().unwrap();
         calls.made += 1;
-        if calls.made == calls.fork_at {
+        if calls.made == calls.fork_at || calls.fork_in == Some(what) {
             calls.forked_in = Some(what);
         }
     }
@@ -115,6 +121,11 @@ unsafe impl Registrar for Device {
 
     unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> {
         self.0.called("register");
+        let waits = self.0.waits.lock().unwrap().take();
+        if let Some((begun, go_on)) = waits {
+            begun.send(()).unwrap();
+            let _ended = go_on.recv();
+        }
         self.0.registered();
         Ok(0)
     }
@@ -488,4 +499,51 @@ fn a_child_forked_as_its_account_refuses_what_became_more_calls_no_device_and_no
         world.collapse();
         let _resumed = suspended.resume().is_ok();
     });
+}
+
+/// What a get of page 0 answers in a child that was forked as the reclaimer was told of a change of page 1.
+fn get_in_a_child_forked_as_the_reclaimer_is_told(
+    world: &Arc<World>,
+    cache: &Arc<TheCache>,
+) -> Result<(), GetError> {
+    drop(get(cache, 1).unwrap());
+    world.change(pages(1, 1));
+    world.calls.lock().unwrap().fork_in = Some("notify");
+    let (answer, answered) = channel();
+    let cache = Arc::clone(cache);
+    // Not joined: it may wait for ever.
+    thread::spawn(move || answer.send(get(&cache, 0).map(drop)));
+    let got = answered.recv_timeout(Duration::from_secs(5));
+    assert_eq!(world.forked_in(), Some("notify"));
+    got.expect("it waits for what its parent does")
+}
+
+/// For another thread's registration, or for the end of a suspension.
+#[test]
+fn a_child_forked_inside_a_get_that_is_to_wait_waits_for_nothing() {
+    let played = || {
+        let world = World::forking_at(0);
+        let (device, monitor) = (Device(Arc::clone(&world)), Watcher(Arc::clone(&world)));
+        let config = Config { keep: Keep::Always, ..Config::default() };
+        let cache = Arc::new(Cache::new(device, monitor, config).unwrap());
+        (world, cache)
+    };
+    let (world, cache) = played();
+    let ((begun, has_begun), (go_on, waits)) = (channel(), channel());
+    *world.waits.lock().unwrap() = Some((begun, waits));
+    let registers = Arc::clone(&cache);
+    let registering = thread::spawn(move || get(&registers, 0).map(drop));
+    has_begun.recv().unwrap();
+    let got = get_in_a_child_forked_as_the_reclaimer_is_told(&world, &cache);
+    assert_eq!(got, Err(GetError::Forked));
+    drop(go_on);
+    assert_eq!(registering.join().unwrap(), Err(GetError::Forked));
+
+    let (world, cache) = played();
+    let terms =
+        SuspensionTerms { deadline: Duration::from_secs(600), ..SuspensionTerms::default() };
+    let suspended = cache.suspend(pages(0, 1), Vec::new(), Vec::new(), terms);
+    assert!(suspended.is_ok());
+    let got = get_in_a_child_forked_as_the_reclaimer_is_told(&world, &cache);
+    assert_eq!(got, Err(GetError::Forked));
 }
