@@ -229,10 +229,11 @@ impl<'c, R: Registrar, M: Monitor> Lookup<'c, R, M> {
     /// What a get asks for, whether or not it makes sense.
     ///
     /// Remote uses are served by exactly their own rights, so the registrar's word on what those
-    /// are comes first.
+    /// are comes first. Not in a forked child, where it is the parent's: the get that follows says so.
     #[inline(always)]
     pub(crate) fn wish(self, start: *const u8, length: usize, access: Access) -> Ask {
-        let access = if access.is_remote() { self.0.registrar.granted(access) } else { access };
+        let asks = access.is_remote() && !self.0.is_forked();
+        let access = if asks { self.0.registrar.granted(access) } else { access };
         Ask::new(start as usize, length, Terms { access, vouched: false })
     }
 

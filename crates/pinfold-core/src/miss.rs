@@ -322,6 +322,8 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         if !decision.is_judged() {
             return Ok(());
         }
+        // Forked inside the device that refused, or the account: both are the parent's.
+        self.0.refuse_child()?;
         let terms = self.granted(want);
         self.0.locked(|writer| decision.abandon(&mut writer.admission, range, terms))
     }
@@ -527,7 +529,11 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         want: &Want,
         costs: UseCosts,
     ) -> Result<Worth<'c, R, M>, GetError> {
+        // In a forked child the device is the parent's.
+        self.0.refuse_child()?;
         let (widest, pages) = (self.widest_served(want), self.pages_of(want));
+        // Forked inside the device.
+        self.0.refuse_child()?;
         let terms = self.granted(want);
         let is_kept = self.0.config.keep != Keep::Never;
         // What is never kept has no account: it is leased where a use alone costs hardly more than doing without.
@@ -566,6 +572,8 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         if is_as_paid_for || Registering(self.0).per_use_by_rights(want).is_some() {
             return Ok(());
         }
+        // Forked inside the get that tried it: the device is the parent's.
+        self.0.refuse_child()?;
         let terms = self.granted(want);
         self.0.locked(|writer| {
             if range != whole {

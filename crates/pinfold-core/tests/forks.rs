@@ -16,9 +16,9 @@ use pinfold_core::{
     Access, Account, AddressRange, Amount, Cache, Change, Config, ConnectionLost, Cover,
     DeregisterError, Exhausted, GetError, Keep, Lender, Limit, Lost, MappingKind, Monitor, OnDrop,
     Position, Refusal, RegisterError, Registrar, RegistrarLimits, Renewed, Replay, Sequence,
-    Suspend, SuspensionTerms, Transfers, Unsupported, Watch,
+    Suspend, SuspensionTerms, Transfers, Unsupported, UseCosts, Watch,
 };
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
@@ -41,6 +41,9 @@ struct World {
     calls: Mutex<Calls>,
     changes: Mutex<Vec<AddressRange>>,
     time: AtomicU64,
+    /// How many registrations there are, and how many there can be; 0 for no bound.
+    held: AtomicUsize,
+    room: AtomicUsize,
     /// Where the next registration says that it has begun, and waits.
     waits: Mutex<Option<(Sender<()>, Receiver<()>)>>,
     /// Whether pages become huge as they are registered...
@@ -126,12 +129,18 @@ unsafe impl Registrar for Device {
             begun.send(()).unwrap();
             let _ended = go_on.recv();
         }
+        let room = self.0.room.load(SeqCst);
+        if room != 0 && self.0.held.load(SeqCst) >= room {
+            return Err(RegisterError::TableFull { capacity: room });
+        }
+        self.0.held.fetch_add(1, SeqCst);
         self.0.registered();
         Ok(0)
     }
 
     unsafe fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
         self.0.called("deregister");
+        self.0.held.fetch_sub(1, SeqCst);
         Ok(())
     }
 }
@@ -338,9 +347,20 @@ fn get(
     cache: &TheCache,
     page: usize,
 ) -> Result<pinfold_core::Lease<'_, Device, Watcher>, GetError> {
-    let start = std::ptr::without_provenance(pages(page, 1).start());
     // SAFETY: the device touches no memory.
-    unsafe { cache.get(start, 4096, Access::READ) }
+    unsafe { cache.get(start_of(page), 4096, Access::READ) }
+}
+
+fn start_of(page: usize) -> *const u8 {
+    std::ptr::without_provenance(pages(page, 1).start())
+}
+
+fn request(
+    cache: &TheCache,
+    page: usize,
+    access: Access,
+) -> pinfold_core::GetRequest<'_, Device, Watcher> {
+    cache.request(start_of(page), 4096, access)
 }
 
 /// `uses` with a cache of four registrations, in which what is not the cache's forks at every call in turn.
@@ -359,7 +379,8 @@ fn forks_at_every_call_within(
     for n in 1.. {
         let world = World::forking_at(n);
         let (device, monitor) = (Device(Arc::clone(&world)), Watcher(Arc::clone(&world)));
-        let config = Config { max_regions: 4, keep: Keep::Always, ..Config::default() };
+        let (keep, cache_remote) = (Keep::Always, true);
+        let config = Config { max_regions: 4, keep, cache_remote, ..Config::default() };
         let account = Arc::new(Purse(Arc::clone(&world), granted.into()));
         let cache = Cache::with_account(device, monitor, config, account).unwrap();
         uses(&cache, &world);
@@ -483,9 +504,8 @@ fn a_child_forked_as_its_account_refuses_what_became_more_calls_no_device_and_no
         let leased = get(cache, 0);
         for page in 1..4 {
             world.collapse();
-            let start = std::ptr::without_provenance(pages(page, 1).start());
             // SAFETY: the device touches no memory.
-            let got = unsafe { cache.request(start, 4096, Access::READ).to_keep().get() };
+            let got = unsafe { request(cache, page, Access::READ).to_keep().get() };
             assert_is_refused_if_forked(world, &got.map(drop));
         }
         drop(leased);
@@ -546,4 +566,73 @@ fn a_child_forked_inside_a_get_that_is_to_wait_waits_for_nothing() {
     assert!(suspended.is_ok());
     let got = get_in_a_child_forked_as_the_reclaimer_is_told(&world, &cache);
     assert_eq!(got, Err(GetError::Forked));
+}
+
+/// The device has no room for a third.
+#[test]
+fn a_child_forked_inside_a_get_that_its_device_refuses_calls_no_device_and_no_account() {
+    forks_at_every_call(30, |cache, world| {
+        world.room.store(2, SeqCst);
+        let _leased = [get(cache, 0), get(cache, 1)];
+        (2..4).for_each(|page| miss(cache, world, page));
+    });
+}
+
+/// A hit asks nothing behind its check, and a monitor says itself that its check forked.
+fn assert_is_refused_if_forked_behind_its_check(world: &World, got: &Result<(), GetError>) {
+    if world.forked_in() != Some("check") {
+        assert_is_refused_if_forked(world, got);
+    }
+}
+
+/// What is kept from its first use, what is paid for, and what cannot be had.
+#[test]
+fn a_child_forked_inside_a_get_if_worth_calls_no_device_and_no_account() {
+    for access in [Access::READ, Access::REMOTE_READ] {
+        forks_at_every_call(20, |cache, world| {
+            let get = |page, costs| {
+                // SAFETY: the device touches no memory.
+                let got = unsafe { request(cache, page, access).get_if_worth(costs) };
+                assert_is_refused_if_forked_behind_its_check(
+                    world,
+                    &got.as_ref().map(drop).map_err(|&error| error),
+                );
+                got
+            };
+            let cheap = UseCosts { per_use: 100, hit: 1, keeping: 90 };
+            let dear = UseCosts { keeping: 250, ..cheap };
+            let _leased = [get(0, cheap), get(0, cheap), get(1, cheap)];
+            world.room.store(2, SeqCst);
+            (0..4).for_each(|_| drop(get(2, dear)));
+            world.collapse();
+            world.room.store(0, SeqCst);
+            drop(get(3, cheap));
+            drop(get(3, cheap));
+        });
+    }
+}
+
+/// Whose rights the device is asked for, for a hit too.
+#[test]
+fn a_child_forked_inside_a_get_for_a_peer_calls_no_device_and_no_account() {
+    forks_at_every_call(20, |cache, world| {
+        let access = Access::REMOTE_READ;
+        for page in [0, 1, 0, 1] {
+            // SAFETY: the device touches no memory.
+            let got = unsafe { cache.get(start_of(page), 4096, access) };
+            assert_is_refused_if_forked_behind_its_check(world, &got.map(drop));
+            // SAFETY: as above.
+            let got = unsafe { request(cache, page, access).to_keep().get() };
+            assert_is_refused_if_forked_behind_its_check(world, &got.map(drop));
+            // SAFETY: as above.
+            drop(unsafe { request(cache, page, access).get_if_cached() });
+            let Ok(checked) = cache.check() else { continue };
+            // SAFETY: as above.
+            let got = unsafe { checked.get(start_of(page), 4096, access) };
+            assert_is_refused_if_forked_behind_its_check(world, &got.map(drop));
+            // SAFETY: as above.
+            let got = unsafe { checked.request(start_of(page), 4096, access).once().get() };
+            assert_is_refused_if_forked_behind_its_check(world, &got.map(drop));
+        }
+    });
 }
