@@ -97,6 +97,13 @@ pub(crate) struct TakenDown {
     held: Vec<Hold>,
 }
 
+impl TakenDown {
+    /// In a forked child, where the gate's lock may be held by a thread that does not exist.
+    pub(crate) fn leave_shut(mut self) {
+        self.gate = None;
+    }
+}
+
 impl Drop for TakenDown {
     fn drop(&mut self) {
         self.gate.iter().for_each(|gate| gate.open());

@@ -107,6 +107,11 @@ impl<'c, R: Suspend, M: Monitor> Suspensions<'c, R, M> {
             taken_down
         })?;
         self.open_regions(range);
+        // Forked as the reclaimer was told: those who wait are the parent's.
+        if self.0.is_forked() {
+            taken_down.leave_shut();
+            return Err(Forked);
+        }
         drop(taken_down);
         Ok(())
     }
@@ -173,5 +178,131 @@ impl<'c, R: Suspend, M: Monitor> Suspensions<'c, R, M> {
         if let Some((range, _)) = region.findable() {
             self.0.withdraw(writer, range, region.number);
         }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+mod tests {
+    use super::*;
+    use crate::coverage::{Change, Cover, MappingKind};
+    use crate::monitor::{Lost, Position, Replay, Sequence, Watch};
+    use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
+    use crate::suspend::{Transfers, Unsupported};
+    use crate::suspended_ranges::{Gets, OnExpiry, Stop};
+    use crate::{Access, Cache, Config};
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    use std::time::Instant;
+
+    struct Device;
+
+    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+    unsafe impl Registrar for Device {
+        type Handle = ();
+
+        fn limits(&self) -> RegistrarLimits {
+            RegistrarLimits::new(4096, 1 << 30, 1 << 20)
+        }
+
+        unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+            Ok(())
+        }
+
+        unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+            Ok(())
+        }
+    }
+
+    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+    unsafe impl Suspend for Device {
+        type Connection = Infallible;
+
+        fn can_suspend(&self, _: AddressRange, _: &[Infallible]) -> Result<(), Unsupported> {
+            Ok(())
+        }
+
+        fn stop(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+            match *connection {}
+        }
+
+        fn in_flight(
+            &self,
+            connection: &Infallible,
+            _: AddressRange,
+        ) -> Result<Transfers, ConnectionLost> {
+            match *connection {}
+        }
+
+        unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
+            match *connection {}
+        }
+
+        fn fail(&self, connection: &Infallible) {
+            match *connection {}
+        }
+    }
+
+    /// Forks as it is notified, and comes back in the child.
+    #[derive(Default)]
+    struct Forking(AtomicBool);
+
+    // SAFETY: the simulated memory does not change.
+    unsafe impl Monitor for Forking {
+        fn name(&self) -> &'static str {
+            "forking"
+        }
+
+        fn check(&self) -> Result<Sequence, Lost> {
+            if self.forked() { Err(Lost::Forked) } else { Ok(Sequence(0)) }
+        }
+
+        fn watch(&self, _: AddressRange) -> Watch {
+            Watch::Covered
+        }
+
+        fn change_pending(&self, _: AddressRange) -> bool {
+            false
+        }
+
+        fn replay(&self, from: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
+            Replay { up_to: from, sequence: Sequence(0), complete: true, may_repeat: false }
+        }
+
+        fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+            Cover::Detected
+        }
+
+        fn forked(&self) -> bool {
+            self.0.load(SeqCst)
+        }
+
+        fn notified(&self) -> u32 {
+            0
+        }
+
+        fn notify(&self) {
+            self.0.store(true, SeqCst);
+        }
+
+        fn wait(&self, _: u32) {}
+    }
+
+    /// A thread that does not exist may hold its lock.
+    #[test]
+    fn a_child_forked_as_the_reclaimer_is_told_leaves_the_gate_alone() {
+        let cache = Cache::new(Device, Forking::default(), Config::default()).unwrap();
+        let (shared, range) = (&*cache.shared, AddressRange::new(0x7000_0000, 4096).unwrap());
+        let put_up = shared.locked(|writer| {
+            let (deadline, patience) = (Duration::ZERO, Duration::from_secs(600));
+            let id = writer.suspended.put_up(range, Gets::Hold, deadline, patience);
+            // Inside no call of its own.
+            writer.suspended.hand_over(id, OnExpiry { connections: None, end: End::GoOn });
+            (id, writer.suspended.stop(range))
+        });
+        let Ok((id, Some(Stop::Wait(gate)))) = put_up else { panic!("nothing stands") };
+        let ended = Suspensions(shared).end(id, range, |writer, _| writer.call_reclaimer());
+        assert!(matches!(ended, Err(Forked)));
+        assert_eq!(gate.wait(Some(Instant::now())), Err(range), "it was opened");
     }
 }
