@@ -13,6 +13,7 @@ use crate::budget::Amount;
 use crate::clock::since;
 use crate::error::PerUse;
 use crate::flight::{Flight, Landing};
+use crate::foreign;
 use crate::index::{BlockWalk, can_hold};
 use crate::lease::Lease;
 use crate::monitor::{Forked, Monitor, Watch};
@@ -152,6 +153,7 @@ impl<'c, R: Registrar, M: Monitor> Registering<'c, R, M> {
             is_timed,
             has_landed: false,
             is_tried_again: false,
+            is_left: false,
         })
     }
 
@@ -340,6 +342,8 @@ pub(crate) struct Enlisted<'c, R: Registrar, M: Monitor> {
     has_landed: bool,
     /// The same is tried again, if room is made: what was bought is bought then, or else abandoned.
     is_tried_again: bool,
+    /// It was registered, and the registrar could not give it back.
+    is_left: bool,
 }
 
 impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
@@ -384,6 +388,15 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         let registered = now();
         let counted = self.count_behind();
         if let Ok(Err(amount)) = counted {
+            // By hand, because its panic goes on, and what it could not give back is counted.
+            let handle = made.keep();
+            // SAFETY: it was made above, and neither the cache nor a lease has it.
+            let deregister = || unsafe { shared.registrar.deregister(handle, range) };
+            let ended = foreign::call(deregister);
+            self.is_left = !matches!(ended, Ok(Ok(())));
+            if let Err(panicked) = ended {
+                panicked.resume();
+            }
             self.is_tried_again = true;
             return Err(Unlanded::CountsMore(amount));
         }
@@ -499,7 +512,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         }
     }
 
-    /// Gives everything back: nothing was registered.
+    /// Gives everything back: nothing was registered, or what was is ended.
     fn withdraw(&mut self, writer: &mut Writer) {
         let flight = self.listed.leave(writer);
         self.note_not_kept(writer);
@@ -510,6 +523,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
         writer.lists.give_place(flight.number);
         writer.watchers.deregistered(flight.number);
         writer.counts.registration_failures += 1;
+        writer.counts.deregistration_failures += u64::from(self.is_left);
     }
 }
 

@@ -32,7 +32,8 @@ struct Device {
     /// Whether they are moved into blocks between the question and the registration, of which the system then counts
     /// the whole blocks.
     collapses: AtomicBool,
-    /// 1 where the question behind the next registration panics, 2 behind that registration.
+    /// 1 where the question behind the next registration panics, 2 behind that registration; 3 where the next deregistration
+    /// panics, 4 where it fails.
     panics: AtomicUsize,
     pins_per_page: usize,
 }
@@ -96,7 +97,13 @@ unsafe impl Registrar for Device {
         let mut held = self.held.lock().unwrap();
         let place = held.iter().position(|other| *other == range).unwrap();
         held.swap_remove(place);
-        Ok(())
+        drop(held);
+        let fails = self.panics.compare_exchange(4, 0, SeqCst, SeqCst).is_ok();
+        assert!(
+            self.panics.compare_exchange(3, 0, SeqCst, SeqCst).is_err(),
+            "the device fails once"
+        );
+        if fails { Err(DeregisterError::DeviceGone { errno: 5 }) } else { Ok(()) }
     }
 }
 
@@ -333,6 +340,23 @@ fn a_panic_behind_the_registration_leaves_nothing() {
     assert_eq!(*cache.registrar().held.lock().unwrap(), []);
     assert_eq!(cache.statistics().pinned_bytes, 0);
     drop(get(&cache, 3).unwrap());
+}
+
+/// What a device cannot give back that counts more than there is room for is counted, and its panic goes on.
+#[test]
+fn what_becomes_a_block_for_which_there_is_no_room_may_fail_to_end() {
+    for panics in [3, 4] {
+        let config = Config { max_bytes: BLOCK / 2, ..Config::default() };
+        let device = Device { panics: AtomicUsize::new(panics), ..Device::collapsing() };
+        let cache = Cache::new(device, Calm, config).unwrap();
+        let got = catch_unwind(AssertUnwindSafe(|| get(&cache, 3).map(drop)));
+        assert_eq!(got.is_err(), panics == 3);
+        let books = cache.statistics();
+        assert_eq!((books.regions, books.pinned_bytes), (0, 0));
+        assert_eq!((books.registration_failures, books.deregistration_failures), (1, 1));
+        assert!(matches!(get(&cache, 3).map(drop), Err(GetError::Exhausted(_))));
+        assert_eq!(*cache.registrar().held.lock().unwrap(), []);
+    }
 }
 
 /// Two pages of two blocks are registered, suspended, and come back when their pages lie in blocks, or as
