@@ -650,8 +650,11 @@ mod tests {
     use crate::watchers::Completion;
     use crate::{Access, AddressRange, Cache, Config, Lease, Statistics};
     use std::collections::BTreeSet;
-    use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
+    use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
+    use std::sync::mpsc::channel;
     use std::sync::{Arc, Mutex};
+    use std::thread;
+    use std::time::Duration;
 
     /// A device that numbers its registrations.
     #[derive(Default)]
@@ -683,9 +686,9 @@ mod tests {
     }
 
     /// What a test says changed, how much of it was read at once at most, how many more checks find a hole that stands ahead of
-    /// the last entry, and how many holes are filled.
+    /// the last entry, how many holes are filled, and whether it is lost, with a hole behind the last entry.
     #[derive(Default)]
-    struct Log(Mutex<Vec<AddressRange>>, AtomicUsize, AtomicUsize, AtomicUsize);
+    struct Log(Mutex<Vec<AddressRange>>, AtomicUsize, AtomicUsize, AtomicUsize, AtomicBool);
 
     // SAFETY: every change is in the log before the test goes on.
     unsafe impl Monitor for Log {
@@ -694,6 +697,9 @@ mod tests {
         }
 
         fn check(&self) -> Result<Sequence, Lost> {
+            if self.4.load(SeqCst) {
+                return Err(Lost::Descriptor { errno: 9 });
+            }
             let log = self.0.lock().unwrap();
             if self.2.fetch_update(SeqCst, SeqCst, |checks| checks.checked_sub(1)) == Ok(1) {
                 self.3.fetch_add(1, SeqCst);
@@ -730,6 +736,7 @@ mod tests {
             let told = Sequence((up_to + self.3.load(SeqCst)) as u64);
             let sequence = if is_cut { Sequence::CUT } else { told };
             let up_to = Position((up_to - usize::from(may_repeat)) as u64, 0);
+            let may_repeat = may_repeat || self.4.load(SeqCst);
             Replay { up_to, sequence, complete: true, may_repeat }
         }
 
@@ -925,6 +932,17 @@ mod tests {
         assert_eq!(followed.has_changed(), Some(false));
         change(&cache, page(9));
         assert_eq!(followed.has_changed(), Some(true));
+    }
+
+    /// Whose log no thread writes any longer: the hole stays.
+    #[test]
+    fn no_range_is_followed_where_the_monitor_is_lost_with_a_hole_in_its_log() {
+        let cache = filled();
+        cache.monitor().4.store(true, SeqCst);
+        let (answer, answered) = channel();
+        // Not joined: it may look for ever.
+        thread::spawn(move || answer.send(Followed::begin(&cache, page(9)).is_none()));
+        assert_eq!(answered.recv_timeout(Duration::from_secs(20)), Ok(true));
     }
 
     /// More changes than are kept one by one: the first of them is not forgotten.

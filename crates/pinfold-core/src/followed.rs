@@ -42,7 +42,7 @@ impl<'c, R: Registrar, M: Monitor> Followed<'c, R, M> {
     /// check returned.
     ///
     /// `None` in a forked child, where more are followed than can be counted, and where the log may go on to tell again what
-    /// it has told: a thread stands still as it notes a change.
+    /// it has told: a thread stands still as it notes a change, or did when the monitor was lost.
     pub fn begin(cache: &'c Cache<R, M>, range: AddressRange) -> Option<Self> {
         let shared = &*cache.shared;
         let add = |writer: &mut Writer| match writer.followed.may_repeat() {
@@ -97,21 +97,26 @@ impl<'c, R: Registrar, M: Monitor> Followed<'c, R, M> {
     }
 }
 
-/// Whether more stands in the log than was `read`. To read it again before would tell the same again.
+/// Whether more stands in the log than was `read`. To read it again before would tell the same again. Of a monitor that is lost
+/// that is not known.
 fn is_appended<R: Registrar, M: Monitor>(
     shared: &Shared<R, M>,
     read: Sequence,
     began: Instant,
 ) -> bool {
     let mut looks = 0;
-    while shared.monitor.check() == Ok(read) {
+    loop {
+        match shared.monitor.check() {
+            Ok(now) if now == read => {}
+            Ok(_) => return true,
+            Err(_) => return false,
+        }
         if looks > LOOKS && began.elapsed() > PATIENCE {
             return false;
         }
         looks += 1;
         thread::yield_now();
     }
-    true
 }
 
 impl<R: Registrar, M: Monitor> Drop for Followed<'_, R, M> {
