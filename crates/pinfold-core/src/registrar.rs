@@ -355,8 +355,8 @@ impl fmt::Display for RegisterError {
             Self::PinnedMemoryLimit { limit_bytes: Some(limit), errno } => write!(
                 f,
                 "the limit of {limit} bytes of pinned memory is reached (errno {errno}): raise \
-                 RLIMIT_MEMLOCK (`ulimit -l`, LimitMEMLOCK=, `--ulimit memlock=-1`), or have \
-                 caches and pools pin less (max_bytes)"
+                 RLIMIT_MEMLOCK (`ulimit -l`, LimitMEMLOCK=, `--ulimit memlock=-1`), or pin \
+                 less (max_bytes)"
             ),
             Self::PinnedMemoryLimit { limit_bytes: None, errno } => write!(
                 f,
