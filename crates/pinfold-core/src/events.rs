@@ -940,9 +940,10 @@ mod tests {
         let cache = filled();
         cache.monitor().4.store(true, SeqCst);
         let (answer, answered) = channel();
-        // Not joined: it may look for ever.
-        thread::spawn(move || answer.send(Followed::begin(&cache, page(9)).is_none()));
-        assert_eq!(answered.recv_timeout(Duration::from_secs(20)), Ok(true));
+        let follows =
+            thread::spawn(move || answer.send(Followed::begin(&cache, page(9)).is_none()));
+        assert_eq!(answered.recv_timeout(Duration::from_secs(20)), Ok(true), "it goes on looking");
+        follows.join().unwrap().unwrap();
     }
 
     /// More changes than are kept one by one: the first of them is not forgotten.

@@ -531,11 +531,12 @@ fn get_in_a_child_forked_as_the_reclaimer_is_told(
     world.calls.lock().unwrap().fork_in = Some("notify");
     let (answer, answered) = channel();
     let cache = Arc::clone(cache);
-    // Not joined: it may wait for ever.
-    thread::spawn(move || answer.send(get(&cache, 0).map(drop)));
+    let gets = thread::spawn(move || answer.send(get(&cache, 0).map(drop)));
     let got = answered.recv_timeout(Duration::from_secs(5));
     assert_eq!(world.forked_in(), Some("notify"));
-    got.expect("it waits for what its parent does")
+    let got = got.expect("it waits for what its parent does");
+    gets.join().unwrap().unwrap();
+    got
 }
 
 /// For another thread's registration, or for the end of a suspension.
