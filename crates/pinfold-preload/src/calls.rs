@@ -24,7 +24,7 @@ use crate::report;
 use crate::rights;
 use crate::sandbox;
 use crate::settings::Settings;
-use crate::steps::{is_registering, through_us};
+use crate::steps::{forget_driver, is_registering, through_us};
 use crate::store::{DomainName, End, Key, Scope};
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use pinfold::registrar::verbs::ffi::{IBV_ACCESS_OPTIONAL_RANGE, ibv_context, ibv_mr, ibv_pd};
@@ -221,7 +221,11 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context, caller: 
     released(caller, |real| unsafe {
         match real.old.filter(|_| caller.asked().old_abi) {
             Some(old) => (old.close_device)(context),
-            None => (real.library.close_device)(context),
+            None => {
+                // Before the number may be another's.
+                forget_driver((*context).cmd_fd);
+                (real.library.close_device)(context)
+            }
         }
     })
 }

@@ -6,10 +6,13 @@
 //! that thread makes the `ioctl` itself. In the second libibverbs runs on a thread of the program, and the hook on
 //! `ioctl` answers this one call for the kernel: that it is done.
 //!
-//! The request names the device's driver by a number that libibverbs has and does not tell. The hook reads it from the
-//! requests that libibverbs makes (registering and deregistering are some). Where none was seen, because libibverbs'
-//! calls do not reach the hook or its kernel takes requests by `write` only, and where the kernel refuses the first
-//! step, the second is all of it.
+//! The request names the device's driver by a number that libibverbs has and does not tell. The hook reads it from a
+//! request by which libibverbs registers memory or deregisters it. No other will do: what libibverbs deregisters by
+//! `write` the hook does not answer for the kernel, so the second step would end whatever has the number by then; and from
+//! rdma-core 18 to 21 it deregisters by `write`, and makes completion queues by `ioctl`. It registers by `ioctl` from 22
+//! on, with which it deregisters by `ioctl`, too. Where no such request was seen, because libibverbs' calls do not reach
+//! the hook or it or its kernel has these by `write` only, and where the kernel refuses the first step, the second is all
+//! of it.
 //!
 //! The hook also counts registrations that the kernel made while no call of this library asked libibverbs for one:
 //! those of a libibverbs that is linked statically, or whose functions were taken from a private handle.
@@ -77,18 +80,18 @@ impl Request {
         }
     }
 
-    /// What stands at `address`, if it is a deregistration of `handle`.
+    /// Which handle what stands at `address` deregisters, if it does.
     ///
     /// # Safety
     ///
     /// A request is there, as long as it says.
-    unsafe fn is_deregistration(address: *const Self, handle: u32) -> bool {
+    unsafe fn deregisters(address: *const Self) -> Option<u64> {
         // SAFETY: the caller's promise: the first fields are there, and the others if the length says so.
         unsafe {
-            usize::from((*address).length) >= size_of::<Self>()
+            let deregisters = usize::from((*address).length) >= size_of::<Self>()
                 && ((*address).object, (*address).method) == (REGION, DESTROY)
-                && ((*address).attributes, (*address).attribute) == (1, HANDLE)
-                && (*address).data == u64::from(handle)
+                && ((*address).attributes, (*address).attribute) == (1, HANDLE);
+            deregisters.then(|| (*address).data)
         }
     }
 }
@@ -170,8 +173,8 @@ pub(crate) fn is_under_way() -> bool {
 
 /// The drivers of open devices, each in the slot of its descriptor: the descriptor and one, then the driver.
 ///
-/// A device that is closed leaves its entry, and the next with that number may have another driver: then the kernel
-/// refuses the request, and the entry goes.
+/// A device that is closed without `ibv_close_device` leaves its entry, and the next with that number may have another
+/// driver: then the kernel refuses the request, and the entry goes.
 static DRIVERS: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
 fn slot_of(device: c_int) -> (&'static AtomicU64, u64) {
@@ -185,6 +188,14 @@ fn driver_of(device: c_int) -> Option<u32> {
     // Relaxed, here and below: all is in the word.
     let word = slot.load(Ordering::Relaxed);
     (word >> 32 == name).then_some(word as u32)
+}
+
+/// The program closes the device. The next with its number may be one of another libibverbs, which deregisters by
+/// `write`.
+pub(crate) fn forget_driver(device: c_int) {
+    if driver_of(device).is_some() {
+        slot_of(device).0.store(0, Ordering::Relaxed);
+    }
 }
 
 /// What becomes of the calling thread's deregistrations.
@@ -275,18 +286,23 @@ pub(crate) unsafe fn answer(
 ) -> isize {
     if let Step::Answered(handle) = STEP.get()
         // SAFETY: in that step libibverbs alone makes requests on this thread, and its own are readable.
-        && unsafe { Request::is_deregistration(request, handle) }
+        && unsafe { Request::deregisters(request) } == Some(handle.into())
     {
         STEP.set(Step::None);
         return 0;
     }
     let answer = call();
+    if answer < 0 {
+        return answer;
+    }
     // SAFETY: the kernel has just taken it.
-    if answer >= 0 && STEP.get() != Step::Registering && unsafe { Request::registers(request) } {
+    let (registers, deregisters) =
+        unsafe { (Request::registers(request), Request::deregisters(request).is_some()) };
+    if registers && STEP.get() != Step::Registering {
         // Relaxed: a count.
         BYPASSED.fetch_add(1, Ordering::Relaxed);
     }
-    if answer >= 0 && driver_of(device).is_none() {
+    if (registers || deregisters) && driver_of(device).is_none() {
         let (slot, name) = slot_of(device);
         // SAFETY: the kernel has just read it.
         let driver = unsafe { (&raw const (*request).driver).read_unaligned() };
@@ -346,8 +362,9 @@ mod tests {
     #[test]
     fn the_kernel_is_asked_once_and_the_structure_freed_by_the_second_step() {
         let library = Library::new(901);
-        assert!(library.asks(Request { object: 0, ..Request::deregistration(DRIVER, 0) }));
+        assert!(library.dereg());
         library.asked.borrow_mut().clear();
+        library.is_freed.set(false);
         let ended = end(901, 77, |number, request| {
             // SAFETY: it is there.
             let request = unsafe { *request };
@@ -403,6 +420,48 @@ mod tests {
     #[test]
     fn a_device_that_nothing_was_asked_of_is_left_to_libibverbs() {
         assert_eq!(end(902, 1, |_, _| panic!("a call too many")), Ended::Not);
+    }
+
+    /// From rdma-core 18 to 21 it makes completion queues and registers a device's own memory by `ioctl`, and ends
+    /// registrations by `write`, which no hook answers.
+    #[test]
+    fn a_library_that_may_deregister_by_write_is_left_to_itself() {
+        let library = Library::new(905);
+        assert!(library.asks(Request {
+            object: 3,
+            method: 0,
+            ..Request::deregistration(DRIVER, 0)
+        }));
+        assert!(library.asks(Request { method: 0, ..Request::deregistration(DRIVER, 0) }));
+        assert_eq!(end(905, 1, |_, _| panic!("a call too many")), Ended::Not);
+        let refused = Request::deregistration(DRIVER, 1);
+        // SAFETY: the request is there.
+        assert_eq!(unsafe { answer(905, &raw const refused, || -2) }, -2);
+        assert_eq!(end(905, 1, |_, _| panic!("a call too many")), Ended::Not);
+        assert!(library.dereg());
+        assert_eq!(end(905, 1, |_, _| true), Ended::InKernel);
+    }
+
+    /// As libibverbs registers from rdma-core 22 on: it deregisters by `ioctl` then.
+    #[test]
+    fn the_driver_is_learnt_from_a_registration_by_ioctl() {
+        let (registers, others) = (written(9), written(3));
+        for (request, ended) in [(&others, Ended::Not), (&registers, Ended::InKernel)] {
+            // SAFETY: the request is there.
+            assert_eq!(unsafe { answer(906, (&raw const *request).cast(), || 0) }, 0);
+            assert_eq!(end(906, 1, |_, _| true), ended);
+        }
+    }
+
+    /// The device's number may be that of one that another libibverbs opens.
+    #[test]
+    fn the_driver_of_a_device_that_is_closed_is_learnt_anew() {
+        let library = Library::new(907);
+        assert!(library.dereg());
+        forget_driver(907 + 64);
+        assert_eq!(end(907, 1, |_, _| true), Ended::InKernel);
+        forget_driver(907);
+        assert_eq!(end(907, 1, |_, _| panic!("a call too many")), Ended::Not);
     }
 
     /// Another device may have got the descriptor's number.
