@@ -365,10 +365,11 @@ impl AtomicPage {
     }
 
     /// Its first words, for as long as the process lives.
-    pub fn leak(self) -> &'static [AtomicU64; 4] {
+    pub fn leak<const WORDS: usize>(self) -> &'static [AtomicU64; WORDS] {
+        const { assert!(size_of::<[AtomicU64; WORDS]>() <= 4096, "the smallest page") };
         let start = self.start();
         std::mem::forget(self);
-        // SAFETY: as for `word`: it is never unmapped now.
+        // SAFETY: as for `word`, and the page has as many: it is never unmapped now.
         unsafe { start.cast().as_ref() }
     }
 
@@ -668,7 +669,7 @@ mod tests {
             assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
             assert_eq!(status, 0);
         }
-        assert_eq!(page.leak()[0].load(Relaxed), 7);
+        assert_eq!(page.leak::<1>()[0].load(Relaxed), 7);
     }
 
     #[test]

@@ -222,7 +222,7 @@ pub(crate) mod mapping {
         }
 
         #[allow(clippy::unused_self)] // as the part expects it
-        pub(crate) fn leak(self) -> &'static [AtomicU64; 4] {
+        pub(crate) fn leak<const WORDS: usize>(self) -> &'static [AtomicU64; WORDS] {
             Box::leak(Box::new(std::array::from_fn(|_| AtomicU64::new(0))))
         }
     }
@@ -534,7 +534,7 @@ unsafe impl Monitor for Best {
 mod tests {
     use super::admission::Admission;
     use super::{DOMAIN, PAGE, START, World, lock};
-    use crate::children::{Children, Moves};
+    use crate::children::{Children, Moves, Name};
     use crate::exploring::explore;
     use crate::keeper::Keeper;
     use crate::mapping_room::MappingRoom;
@@ -803,6 +803,46 @@ mod tests {
             let (first, second) = (first.join().unwrap(), second.join().unwrap());
             assert_ne!(first, ours, "the first fork's");
             assert_ne!(second, still_ours, "the second fork's");
+        });
+    }
+
+    /// A child that ends these, one after the other.
+    fn notes(
+        children: &Arc<Children>,
+        numbers: impl IntoIterator<Item = u32> + 'static,
+    ) -> thread::JoinHandle<()> {
+        let children = Arc::clone(children);
+        thread::spawn(move || {
+            numbers.into_iter().for_each(|number| children.note_ended(Name::of(0, number)));
+        })
+    }
+
+    #[test]
+    fn loom_what_is_counted_of_what_children_end_is_noted_once() {
+        explore(3, || {
+            let children = Arc::new(Children::new().unwrap());
+            let others = [notes(&children, [1]), notes(&children, [2])];
+            let seen = children.ended();
+            let mut names: Vec<_> = children.names(0..seen).collect();
+            _ = others.map(|other| other.join().unwrap());
+            assert_eq!(children.ended(), 2);
+            names.extend(children.names(seen..2));
+            let name = |number| Some(Name::of(0, number));
+            assert!(names == [name(1), name(2)] || names == [name(2), name(1)], "{names:?}");
+        });
+    }
+
+    /// A model has words for two: a child that was slow finds a later end's in the place of its own.
+    #[test]
+    fn loom_the_latest_of_what_children_end_are_noted() {
+        explore(3, || {
+            let children = Arc::new(Children::new().unwrap());
+            let others = [notes(&children, [1, 3, 4]), notes(&children, [2])];
+            _ = others.map(|other| other.join().unwrap());
+            assert_eq!(children.ended(), 4);
+            let names: Vec<_> = children.names(0..4).collect();
+            assert!(names[..2] == [None, None] && !names[2..].contains(&None), "{names:?}");
+            assert_ne!(names[2], names[3]);
         });
     }
 }

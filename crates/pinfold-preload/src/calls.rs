@@ -155,7 +155,8 @@ pub(crate) unsafe fn rereg_mr(
     let keeper = guarded(|| Process::running()?.keeper());
     guarded(|| {
         if !keeper.is_some_and(|keeper| keeper.forget(mr)) {
-            Process::inherited().for_each(|process| process.note_end(mr));
+            // SAFETY: the caller's promise.
+            Process::inherited().for_each(|process| unsafe { process.note_end(mr) });
         }
         Some(())
     });
@@ -452,7 +453,8 @@ unsafe fn ended(mr: *mut ibv_mr, caller: Caller) -> Option<End> {
     // SAFETY: the caller's promise.
     let end = keeper.map_or(End::Foreign, |keeper| unsafe { keeper.end(handle) });
     if end == End::Foreign {
-        Process::inherited().for_each(|process| process.note_end(mr));
+        // SAFETY: as above.
+        Process::inherited().for_each(|process| unsafe { process.note_end(mr) });
     }
     Some(end)
 }

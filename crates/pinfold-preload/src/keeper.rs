@@ -30,7 +30,7 @@
 
 use crate::admission::Admission;
 use crate::apart;
-use crate::children::{Children, Moves};
+use crate::children::{Children, Moves, Name};
 use crate::device::{LentDevice, OpenDevices, Opening, Table};
 use crate::heap::secure_room;
 use crate::holding::Holding;
@@ -378,6 +378,8 @@ impl Keeper {
     pub(crate) fn empty_inherited(&self, scope: Scope) {
         // Another thread of the parent may have had the lock.
         let Ok(mut books) = self.books.try_lock() else { return };
+        // Another child may have ended some of it since the fork: the numbers of those may be others' by now.
+        books.forget_ends(self.children);
         // Everything, because the parent forgets everything. Not if the parent goes on with it.
         if !books.store.has_idle_in(scope) || !self.children.empty(books.moves) {
             return;
@@ -515,10 +517,7 @@ impl Keeper {
         if self.children.is_emptied() {
             self.take_over(books);
         }
-        let ended = self.children.ended();
-        if std::mem::replace(&mut books.ended, ended) != ended {
-            books.store.forget_live(Scope::Everything);
-        }
+        books.forget_ends(self.children);
     }
 
     /// Before what is idle is changed. False if a child ended it: then it is forgotten, because the kernel may
@@ -684,6 +683,30 @@ impl Books {
         Some(noted.opening)
     }
 
+    /// What children have ended is neither found nor ended again, by a number that may be another's: the program may have
+    /// given it back since the fork. libibverbs' structures of it stay, some hundred bytes each.
+    fn forget_ends(&mut self, children: &Children) {
+        let ended = children.ended();
+        let before = std::mem::replace(&mut self.ended, ended);
+        if before == ended {
+            return;
+        }
+        self.store.forget_live(Scope::Everything);
+        for name in children.names(before..ended) {
+            let is_ended = |key: &Key, region: &Region| {
+                name.is_none_or(|name| name == Name::of(key.domain.device, region.handle))
+            };
+            self.store.forget_idle_if(is_ended);
+            // libibverbs' release of the others asks the kernel for nothing.
+            self.remains.retain(|Remains { leaving, ended }| {
+                *ended == Ended::InKernel || !is_ended(&leaving.key, &leaving.region)
+            });
+            if name.is_none() {
+                return;
+            }
+        }
+    }
+
     /// What the kernel has ended with a device that was closed behind our back is not ended again: its number may be that
     /// of another registration by now. libibverbs' structures of it stay, some hundred bytes each.
     fn forget_ended(&self, leaving: &mut Vec<Leaving>) {
@@ -803,6 +826,7 @@ mod tests {
     use pinfold::monitor::best_without_loading;
     use pinfold_kernel::priority::priority_of;
     use pinfold_kernel::thread::{run_before_all, thread_id, yield_now};
+    use std::collections::BTreeSet;
     use std::path::Path;
     use std::sync::OnceLock;
     use std::sync::mpsc::channel;
@@ -838,6 +862,42 @@ mod tests {
             books.remains.push(Remains { leaving, ended });
             assert!(books.take_remains(Scope::Everything, 1).is_empty(), "{ended:?}");
         }
+    }
+
+    /// An idle registration with this number, and one that the thread which deregisters could not end.
+    fn gave_back(books: &mut Books, handle: u32) {
+        let region = Region { address: 64 * handle as usize, handle, lkey: handle };
+        let leaving = Leaving { region, ..leaving() };
+        let Leaving { key, opening, .. } = leaving;
+        let place = books.store.begin(key, opening).unwrap();
+        books.store.land(place, region).unwrap();
+        let Key { start, length, domain, .. } = key;
+        let handle = HandleFields { region, start, length, domain: domain.address };
+        assert_eq!(books.store.release(&handle), End::Kept);
+        books.remains.push(Remains { leaving, ended: Ended::Not });
+    }
+
+    #[test]
+    fn what_a_child_has_ended_is_neither_found_nor_ended_again() {
+        let keeper = keeper();
+        let mut books = keeper.books().unwrap();
+        let mut left = |ended: &[u32]| {
+            (1..=4).for_each(|handle| gave_back(&mut books, handle));
+            let names = ended.iter().map(|&handle| Name::of(2, handle));
+            names.for_each(|name| keeper.children.note_ended(name));
+            keeper.children.note_ended(Name::of(32, 4));
+            keeper.heed_children(&mut books);
+            let idle = books.store.take_idle(Scope::Everything);
+            let remain = std::mem::take(&mut books.remains);
+            let idle = idle.iter().map(|leaving| leaving.region.handle).collect::<BTreeSet<_>>();
+            let remain = remain.iter().map(|remains| remains.leaving.region.handle);
+            assert_eq!(idle, remain.collect());
+            Vec::from_iter(idle)
+        };
+        assert_eq!(left(&[]), [1, 2, 3, 4], "of another device");
+        assert_eq!(left(&[3, 1, 7]), [2, 4]);
+        assert_eq!(left(&[9; 5000]), [], "more than can be told apart");
+        assert_eq!(left(&[2]), [1, 3, 4]);
     }
 
     /// As `reclaim_once` has them.

@@ -6,13 +6,13 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to keep a process's state behind an atomic pointer: a lock could
-//! be found taken for ever in a forked child.
+//! be found taken for ever in a forked child. And to read the fields of a handle.
 
 #![allow(unsafe_code)]
 
 use crate::admission::Admission;
 use crate::apart;
-use crate::children::Children;
+use crate::children::{Children, Name};
 use crate::complaint::complain;
 use crate::device::Table;
 use crate::heap::secure_room;
@@ -310,9 +310,15 @@ impl Process {
     }
 
     /// Before this process, a forked child, has libibverbs end `mr`: its parents' may be gone then.
-    pub(crate) fn note_end(&self, mr: *mut ibv_mr) {
+    ///
+    /// # Safety
+    ///
+    /// `mr` is a handle that the program has.
+    pub(crate) unsafe fn note_end(&self, mr: *mut ibv_mr) {
         if self.keeper().is_some_and(|keeper| keeper.may_have(mr)) {
-            self.children.note_ended();
+            // SAFETY: the caller's promise.
+            let (device, number) = unsafe { ((*mr).context.addr(), (*mr).handle) };
+            self.children.note_ended(Name::of(device, number));
         }
     }
 

@@ -336,6 +336,13 @@ impl Store {
         self.forget_all(|record| record.is_idle_in(scope));
     }
 
+    /// Forgets what is idle of these, whether or not its bytes have changed.
+    pub(crate) fn forget_idle_if(&mut self, is_wanted: impl Fn(&Key, &Region) -> bool) {
+        self.forget_all(|record| {
+            record.is_idle_in(Scope::Everything) && is_wanted(&record.key, &record.region)
+        });
+    }
+
     fn forget_all(&mut self, is_wanted: impl Fn(&Record) -> bool) {
         let mut from = 0;
         while let Some(place) = self.next_place(&mut from, &is_wanted) {

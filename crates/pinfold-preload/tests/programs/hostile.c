@@ -203,6 +203,54 @@ static void cleaned_up_late_by_a_child(void)
 	loop_close(&loop);
 }
 
+/* A child ends the handle that it inherited when its parent has given it back: what a preload library has kept of it is
+ * gone then, by a number that the parent's next registration gets. What else it keeps is not. */
+static void a_child_ends_what_was_given_back(void)
+{
+	int registers_others;
+
+	for (registers_others = 0; registers_others < 2; registers_others++) {
+		struct loop loop = loop_open();
+		char *sink = map(BYTES), *others = map(BYTES), *idle = map(BYTES), byte;
+		struct ibv_mr *target, *mr[8];
+		int ready[2], status, i;
+		pid_t child;
+
+		CHECK(!pipe(ready));
+		CHECK((target = ibv_reg_mr(loop.pd, sink, BYTES, REMOTE)));
+		memory = map(BYTES);
+		registered_often(loop.pd, memory, BYTES);
+		registered_often(loop.pd, idle, BYTES);
+		CHECK((mr[0] = ibv_reg_mr(loop.pd, memory, BYTES, LOCAL)));
+		CHECK((child = fork()) >= 0);
+		if (!child) {
+			CHECK(read(ready[0], &byte, 1) == 1);
+			ibv_dereg_mr(mr[0]);
+			_exit(0);
+		}
+		CHECK(!ibv_dereg_mr(mr[0]));
+		CHECK(write(ready[1], "", 1) == 1 && waitpid(child, &status, 0) == child);
+		SAY("child: status %d", status);
+		for (i = 0; i < 8; i++)
+			CHECK((mr[i] = registers_others ? ibv_reg_mr(loop.pd, others, BYTES, REMOTE) :
+							  ibv_reg_mr(loop.pd, memory, BYTES, LOCAL)));
+		if (registers_others) {
+			CHECK(!munmap(memory, BYTES));
+			/* A preload library that keeps registrations ends those of it in a thread of its own. */
+			usleep(200000);
+			memory = others;
+		}
+		for (i = 0; i < 8; i++) {
+			memset(memory, 'a' + i, BYTES);
+			SAY("%s", in_words(loop_move(&loop, IBV_WR_RDMA_WRITE, mr[i], memory, BYTES, sink, target->rkey)));
+			SAY("arrived %d", !memcmp(memory, sink, BYTES));
+			SAY("dereg %d", ibv_dereg_mr(mr[i]));
+		}
+		CHECK(!ibv_dereg_mr(target));
+		loop_close(&loop);
+	}
+}
+
 /* A child ends nothing that its parent goes on with. */
 static void fork_and_go_on(void)
 {
@@ -909,6 +957,7 @@ static const struct a_case cases[] = {
 	{ "cancelled_in_the_middle", cancelled_in_the_middle },
 	{ "cleaned_up_by_a_child", cleaned_up_by_a_child },
 	{ "cleaned_up_late_by_a_child", cleaned_up_late_by_a_child },
+	{ "a_child_ends_what_was_given_back", a_child_ends_what_was_given_back },
 	{ "fork_and_go_on", fork_and_go_on },
 	{ "children_end_beside_their_parent", children_end_beside_their_parent },
 	{ "vforks", vforks },
