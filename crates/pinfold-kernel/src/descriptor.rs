@@ -336,14 +336,14 @@ pub fn wait_readable(descriptor: Descriptor, timeout_ms: i32) -> bool {
 /// As `poll`, by its number: a program may have a function of its own under that name, which the dynamic linker would
 /// find. `ppoll` would be one call more for filters of system calls to allow.
 #[cfg(target_arch = "x86_64")]
-fn poll_one(poll: &mut libc::pollfd, timeout_ms: i32) -> bool {
+pub(crate) fn poll_one(poll: &mut libc::pollfd, timeout_ms: i32) -> bool {
     // SAFETY: the kernel reads and writes one `pollfd`.
     unsafe { libc::syscall(libc::SYS_poll, ptr::from_mut(poll), 1, timeout_ms) >= 0 }
 }
 
 /// Where the kernel has no `poll`, this is what the C library calls.
 #[cfg(not(target_arch = "x86_64"))]
-fn poll_one(poll: &mut libc::pollfd, timeout_ms: i32) -> bool {
+pub(crate) fn poll_one(poll: &mut libc::pollfd, timeout_ms: i32) -> bool {
     let time = u64::try_from(timeout_ms).ok().map(|milliseconds| libc::timespec {
         tv_sec: (milliseconds / 1000).cast_signed(),
         tv_nsec: (milliseconds % 1000 * 1_000_000).cast_signed(),

@@ -10,7 +10,7 @@
 //! descriptor that is no such socket gives an error.
 
 use crate::descriptor::{self, Descriptor};
-use crate::errno::{Errno, checked as counted};
+use crate::errno::{Errno, checked as counted, last_errno};
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -432,9 +432,14 @@ fn option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int) -> io::Result<T> {
 /// Whether the other side of a connection is still there.
 pub fn is_connected(connection: Descriptor) -> bool {
     let mut poll = libc::pollfd { fd: connection, events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: the kernel reads and writes one `pollfd`.
-    let answered = unsafe { libc::poll(&raw mut poll, 1, 0) } >= 0;
-    answered && poll.revents == 0
+    // A signal that has just arrived says nothing of the other side. Not by the C library's `poll`, where a thread may be
+    // cancelled.
+    while !descriptor::poll_one(&mut poll, 0) {
+        if last_errno() != Errno(libc::EINTR) {
+            return false;
+        }
+    }
+    poll.revents == 0
 }
 
 /// Sends one packet, or nothing, without waiting. The number may be another file's by now.
@@ -523,6 +528,37 @@ mod tests {
         shutdown(here.as_fd());
         assert!(receive(there.as_fd(), &mut [0; 4]).unwrap().sender.is_none());
         assert_eq!(send(there.as_fd(), b"x", &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    /// In a child, whose timer and handler are its own.
+    #[test]
+    fn a_signal_disconnects_nothing() {
+        extern "C" fn arrived(_: libc::c_int) {}
+        let (here, there) = pair().unwrap();
+        // SAFETY: the child makes system calls only, and ends. The handler does nothing.
+        let status = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let mut action = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
+                action.sa_sigaction = arrived as extern "C" fn(_) as usize;
+                libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut());
+                let often = libc::timeval { tv_sec: 0, tv_usec: 50 };
+                let timer = libc::itimerval { it_interval: often, it_value: often };
+                libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut());
+                let begin = std::time::Instant::now();
+                let mut is_there = true;
+                while is_there && begin.elapsed() < Duration::from_millis(200) {
+                    is_there = is_connected(here.as_raw_fd());
+                }
+                libc::_exit(i32::from(!is_there));
+            }
+            let mut status = -1;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            status
+        };
+        assert_eq!(status, 0);
+        shutdown(there.as_fd());
+        assert!(!is_connected(here.as_raw_fd()));
     }
 
     #[test]
