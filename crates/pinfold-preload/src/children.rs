@@ -37,7 +37,7 @@ pub(crate) struct Children(&'static [AtomicU64; 2 + NAMES]);
 
 /// A registration as parent and child know it: 24 bits of its device's address, without those that are 0 in each, and 24 of
 /// the kernel's number. Another has the same seldom, and is forgotten with it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Name(u64);
 
 impl Name {
@@ -46,6 +46,21 @@ impl Name {
     pub(crate) const fn of(device: usize, number: u32) -> Self {
         const HALF: u64 = (1 << 24) - 1;
         Self((device as u64 >> 4 & HALF) << 24 | number as u64 & HALF)
+    }
+}
+
+/// What children have ended since a moment.
+#[derive(Debug)]
+pub(crate) struct Ends {
+    /// Sorted.
+    names: Vec<Name>,
+    /// More than are noted, or than there is memory for.
+    is_everything: bool,
+}
+
+impl Ends {
+    pub(crate) fn has(&self, name: Name) -> bool {
+        self.is_everything || self.names.binary_search(&name).is_ok()
     }
 }
 
@@ -97,6 +112,19 @@ impl Children {
             let word = self.name_word(end).load(Ordering::Relaxed);
             (word & !Name::BITS == mark_of(end)).then_some(Name(word & Name::BITS))
         })
+    }
+
+    /// What has been ended since there were so many ends.
+    pub(crate) fn ended_since(&self, before: u64) -> Ends {
+        let mut ends = Ends { names: Vec::new(), is_everything: false };
+        for name in self.names(before..self.ended()) {
+            match name.filter(|_| ends.names.try_reserve(1).is_ok()) {
+                Some(name) => ends.names.push(name),
+                None => return Ends { is_everything: true, ..ends },
+            }
+        }
+        ends.names.sort_unstable();
+        ends
     }
 
     /// How often the parent changed what is idle, when it begins to count.

@@ -296,9 +296,10 @@ impl Keeper {
         books.forget_ended(&mut excess);
         let remains = books.take_remains(Scope::Everything, REMAINS_ALONG);
         books.note_leaving(&excess);
+        let before = books.ended;
         drop(books);
-        self.deregister(&excess, by_library);
-        self.release(&remains);
+        self.deregister(&excess, before, by_library);
+        self.release(&remains, before);
         end
     }
 
@@ -355,9 +356,9 @@ impl Keeper {
         self.at_work.pass();
         let Some(mut books) = self.books() else { return };
         books.remains.retain(|remains| remains.ended == Ended::Not);
-        let remains = books.take_remains(Scope::Everything, usize::MAX);
+        let (remains, before) = (books.take_remains(Scope::Everything, usize::MAX), books.ended);
         drop(books);
-        self.deregister(remains.iter().map(|remains| &remains.leaving), end);
+        self.deregister(remains.iter().map(|remains| &remains.leaving), before, end);
     }
 
     /// Deregisters by `end`, of what is idle in `scope`, as much as there is memory for at once. Whether there is more.
@@ -369,8 +370,9 @@ impl Keeper {
         let is_part = !idle.is_empty() && books.store.has_idle_in(scope);
         books.forget_ended(&mut idle);
         books.note_leaving(&idle);
+        let before = books.ended;
         drop(books);
-        self.deregister(&idle, end);
+        self.deregister(&idle, before, end);
         is_part
     }
 
@@ -378,8 +380,6 @@ impl Keeper {
     pub(crate) fn empty_inherited(&self, scope: Scope) {
         // Another thread of the parent may have had the lock.
         let Ok(mut books) = self.books.try_lock() else { return };
-        // Another child may have ended some of it since the fork: the numbers of those may be others' by now.
-        books.forget_ends(self.children);
         // Everything, because the parent forgets everything. Not if the parent goes on with it.
         if !books.store.has_idle_in(scope) || !self.children.empty(books.moves) {
             return;
@@ -390,7 +390,10 @@ impl Keeper {
                 return;
             }
             books.forget_ended(&mut idle);
-            idle.iter().for_each(|leaving| _ = dereg(leaving.region));
+            // Children may have ended some of it since the fork: the numbers of those may be others' by now. What this
+            // child has of the books stays: it is asked what the parent may have.
+            let is_ours = |leaving: &&Leaving| !self.has_child_ended(leaving, books.ended);
+            idle.iter().filter(is_ours).for_each(|leaving| _ = dereg(leaving.region));
         }
     }
 
@@ -435,8 +438,9 @@ impl Keeper {
         let in_vain = std::mem::replace(&mut books.in_vain, Vec::with_capacity(IN_VAIN));
         books.note_leaving(&dead);
         books.begin_work(&dead);
+        let before = books.ended;
         drop((books, at_books));
-        self.deregister_in_kernel(&dead, remains, |opening| devices.lend(opening, table));
+        self.deregister_in_kernel(&dead, before, remains, |opening| devices.lend(opening, table));
         drop(at_work);
         in_vain.iter().for_each(|range| self.unwatch_around(*range));
     }
@@ -530,10 +534,18 @@ impl Keeper {
         is_ours
     }
 
-    /// By `end`, with no lock held.
+    /// Whether a child has ended it since there were `before` ends: its number may be another's. What was taken off the
+    /// books is not in reach of [`Books::forget_ends`].
+    fn has_child_ended(&self, leaving: &Leaving, before: u64) -> bool {
+        let name = name_of(&leaving.key, &leaving.region);
+        self.children.ended() != before && self.children.ended_since(before).has(name)
+    }
+
+    /// By `end`, with no lock held, what no child has ended since it was taken off the books, when there were `before` ends.
     fn deregister<'l>(
         &self,
         leaving: impl IntoIterator<Item = &'l Leaving, IntoIter: Clone>,
+        before: u64,
         end: impl Fn(&Leaving) -> bool,
     ) {
         let mut leaving = leaving.into_iter().peekable();
@@ -541,7 +553,8 @@ impl Keeper {
             return;
         }
         let Some(holding) = Holding::begin() else { return };
-        let ended = leaving.clone().filter(|leaving| end(leaving)).count();
+        let is_ended = |leaving: &&Leaving| !self.has_child_ended(leaving, before) && end(leaving);
+        let ended = leaving.clone().filter(is_ended).count();
         drop(holding);
         if let Some(mut books) = self.books() {
             books.totals.deregs += ended as u64;
@@ -555,12 +568,16 @@ impl Keeper {
     fn deregister_in_kernel(
         &self,
         leaving: &[Leaving],
+        before: u64,
         mut remains: Vec<Remains>,
         lend: impl Fn(Opening) -> Option<LentDevice>,
     ) {
         let mut lent = None;
         for &leaving in leaving {
             let opening = leaving.opening;
+            if self.has_child_ended(&leaving, before) {
+                continue;
+            }
             lent = lent.filter(|lent: &LentDevice| lent.is_of(opening)).or_else(|| lend(opening));
             let ended =
                 lent.as_ref().map_or(Ended::Not, |lent| end_in_kernel(lent, leaving.region));
@@ -572,6 +589,10 @@ impl Keeper {
             let ended = remains.iter().filter(|remains| remains.ended == Ended::InKernel).count();
             books.devices.end_look();
             books.totals.deregs += ended as u64;
+            // The program's calls look at what stands there.
+            remains.retain(|remains| {
+                remains.ended == Ended::InKernel || !self.has_child_ended(&remains.leaving, before)
+            });
             books.remains.append(&mut remains);
             leaving.iter().for_each(|leaving| books.note_left(leaving));
             books.at_work.clear();
@@ -580,15 +601,17 @@ impl Keeper {
     }
 
     /// Has libibverbs release what the kernel has ended; taken by [`Books::take_remains`]. With no lock held.
-    fn release(&self, remains: &[Remains]) {
+    fn release(&self, remains: &[Remains], before: u64) {
         if remains.is_empty() {
             return;
         }
         let Some(holding) = Holding::begin() else { return };
         let mut ended = 0;
-        for &Remains { leaving: Leaving { region, .. }, ended: how } in remains {
+        for &Remains { leaving, ended: how } in remains {
+            let region = leaving.region;
             match how {
                 Ended::InKernel => in_library(region.handle, || dereg(region)),
+                Ended::Not if self.has_child_ended(&leaving, before) => {}
                 Ended::Not => ended += u64::from(dereg(region)),
             }
         }
@@ -606,8 +629,9 @@ impl Keeper {
         loop {
             let remains = books.take_remains(scope, usize::MAX);
             if !remains.is_empty() {
+                let before = books.ended;
                 drop(books);
-                self.release(&remains);
+                self.release(&remains, before);
                 let Some(next) = self.books() else { return };
                 books = next;
             } else if books.has_leaving(scope) {
@@ -668,6 +692,11 @@ impl DerefMut for HeldBooks<'_> {
     }
 }
 
+/// By which a child notes that it ends it.
+fn name_of(key: &Key, region: &Region) -> Name {
+    Name::of(key.domain.device, region.handle)
+}
+
 impl Books {
     /// The opening of the device in which something is about to be registered; `None` if that could not be ended later, by
     /// the number that it gets now. What was registered in a device that was closed behind our back, and opened anew, is
@@ -691,20 +720,13 @@ impl Books {
         if before == ended {
             return;
         }
+        let ends = children.ended_since(before);
         self.store.forget_live(Scope::Everything);
-        for name in children.names(before..ended) {
-            let is_ended = |key: &Key, region: &Region| {
-                name.is_none_or(|name| name == Name::of(key.domain.device, region.handle))
-            };
-            self.store.forget_idle_if(is_ended);
-            // libibverbs' release of the others asks the kernel for nothing.
-            self.remains.retain(|Remains { leaving, ended }| {
-                *ended == Ended::InKernel || !is_ended(&leaving.key, &leaving.region)
-            });
-            if name.is_none() {
-                return;
-            }
-        }
+        self.store.forget_idle_if(|key, region| ends.has(name_of(key, region)));
+        // libibverbs' release of the others asks the kernel for nothing.
+        self.remains.retain(|Remains { leaving, ended }| {
+            *ended == Ended::InKernel || !ends.has(name_of(&leaving.key, &leaving.region))
+        });
     }
 
     /// What the kernel has ended with a device that was closed behind our back is not ended again: its number may be that
@@ -748,8 +770,15 @@ impl Books {
         let mut taken = Vec::new();
         let devices = &self.devices;
         // What the kernel has ended, too: libibverbs' release of it begins at the device's `ibv_context`, which a device that
-        // was closed through a `dlsym` handle has no more. Its structure stays, some hundred bytes.
-        self.remains.retain(|remains| devices.is_open(remains.leaving.opening));
+        // was closed through a `dlsym` handle has no more. Its structure stays, some hundred bytes. A system call for
+        // each opening, of which there are few side by side.
+        let mut last = None;
+        self.remains.retain(|&Remains { leaving: Leaving { opening, .. }, .. }| {
+            let known = last.filter(|&(of, _)| of == opening);
+            let (_, is_open) = known.unwrap_or_else(|| (opening, devices.is_open(opening)));
+            last = Some((opening, is_open));
+            is_open
+        });
         self.remains.retain(|remains| {
             let takes = taken.len() < count
                 && scope.holds(&remains.leaving.key.domain)
@@ -898,6 +927,38 @@ mod tests {
         assert_eq!(left(&[3, 1, 7]), [2, 4]);
         assert_eq!(left(&[9; 5000]), [], "more than can be told apart");
         assert_eq!(left(&[2]), [1, 3, 4]);
+    }
+
+    /// What a child inherited it goes on to know, so that its parent hears of each that it ends.
+    #[test]
+    fn a_child_that_ends_a_domain_knows_what_else_its_parent_has() {
+        let keeper = keeper();
+        let mut books = keeper.books().unwrap();
+        let Leaving { key, opening, .. } = leaving();
+        let place = books.store.begin(key, opening).unwrap();
+        books.store.land(place, Region { address: 64, handle: 1, lkey: 1 }).unwrap();
+        drop(books);
+        keeper.children.note_ended(Name::of(2, 7));
+        keeper.empty_inherited(Scope::Everything);
+        assert!(keeper.may_have(std::ptr::without_provenance_mut(64)));
+    }
+
+    #[test]
+    fn what_a_child_has_ended_since_it_was_taken_off_the_books_is_not_ended() {
+        let keeper = keeper();
+        let of = |handle| Leaving { region: Region { address: 64, handle, lkey: 1 }, ..leaving() };
+        let before = keeper.children.ended();
+        keeper.children.note_ended(Name::of(2, 3));
+        let ended = Mutex::new(Vec::new());
+        let end = |leaving: &Leaving| {
+            ended.lock().unwrap().push(leaving.region.handle);
+            true
+        };
+        keeper.deregister(&[of(3), of(4)], before, end);
+        keeper.deregister_in_kernel(&[of(3), of(4)], before, Vec::with_capacity(2), |_| None);
+        let remain = std::mem::take(&mut keeper.books().unwrap().remains);
+        let remain: Vec<_> = remain.iter().map(|it| it.leaving.region.handle).collect();
+        assert_eq!((ended.into_inner().unwrap(), remain), (vec![4], vec![4]));
     }
 
     /// As `reclaim_once` has them.
@@ -1067,7 +1128,7 @@ mod tests {
         let keeper = keeper();
         let status = status_without_gates(|| {
             keeper.reclaim_once(&Table::Shared);
-            keeper.deregister_in_kernel(&[], Vec::new(), |_| None);
+            keeper.deregister_in_kernel(&[], 0, Vec::new(), |_| None);
         });
         assert_eq!(status, 0);
     }
