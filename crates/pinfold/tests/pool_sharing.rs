@@ -611,6 +611,11 @@ fn an_allowance_that_asks_its_growing_pool_does_not_wait() {
 
 #[test]
 fn a_thread_waits_for_the_slab_of_another_as_long_as_it_has_patience() {
+    // One whose span is a whole slab, and one that may have a run of its own.
+    [100, 10_000].into_iter().for_each(waits_as_long_as_it_has_patience);
+}
+
+fn waits_as_long_as_it_has_patience(bytes: usize) {
     let device = SlowToRegister::default();
     device.slow.hold_up(true);
     let pool = Pool::new(device.clone(), lending()).unwrap();
@@ -620,7 +625,8 @@ fn a_thread_waits_for_the_slab_of_another_as_long_as_it_has_patience() {
         until(|| device.is_inside.load(SeqCst));
         let briefly = WhenExhausted::GrowOrWait(Duration::from_millis(1));
         let (pool, device) = (&pool, &device);
-        scope.spawn(move || answer.send(pool.request(100).when_exhausted(briefly).get().map(drop)));
+        let request = pool.request(bytes).when_exhausted(briefly);
+        scope.spawn(move || answer.send(request.get().map(drop)));
         let got = answered.recv_timeout(FOR_EVER);
         device.slow.hold_up(false);
         got
@@ -923,7 +929,7 @@ fn what_would_not_do_for_a_device_stays_where_it_is() {
     let held: Vec<_> = (0..3).map(|_| keeps.get(MIB).unwrap()).collect();
     drop(keeps.get(MIB).unwrap());
     thread::scope(|scope| {
-        let wait = WhenExhausted::GrowOrWait(Duration::from_secs(2));
+        let wait = WhenExhausted::GrowOrWait(Duration::from_secs(4));
         let maker =
             scope.spawn(move || wants.request(2 * MIB).when_exhausted(wait).get().map(drop));
         until(|| wants.statistics().waiting == 1 || maker.is_finished());
@@ -932,8 +938,9 @@ fn what_would_not_do_for_a_device_stays_where_it_is() {
         }
         assert!(matches!(maker.join().unwrap(), Err(AllocateError::TimedOut { .. })));
     });
-    // Some for each try, of which there are few: as it asks for one another may come. A thousand where each is told of.
-    assert!(keeps.statistics().grown < 128, "{} slabs", keeps.statistics().grown);
+    // A try asks for no more than 64, should another come each time it asks, and there are few tries. Thousands where each
+    // that comes back is told of.
+    assert!(keeps.statistics().grown < 300, "{} slabs", keeps.statistics().grown);
     drop(held);
 }
 

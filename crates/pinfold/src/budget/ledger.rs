@@ -253,6 +253,8 @@ impl Refuser {
 struct Wanted {
     /// The least of it.
     amount: Amount,
+    /// What was due to it when it asked last.
+    due: Amount,
     /// What did since then; if nothing, because it waits without having tried again, any may.
     refused_by: BTreeSet<Refuser>,
 }
@@ -299,10 +301,10 @@ impl Refused {
         self.list(drawer, entry);
     }
 
-    fn want(&mut self, user: User, amount: Amount) {
-        let nothing = || Wanted { amount, refused_by: BTreeSet::new() };
+    fn want(&mut self, user: User, amount: Amount, due: Amount) {
+        let nothing = || Wanted { amount, due, refused_by: BTreeSet::new() };
         let wanted = self.wanted.entry(user).or_insert_with(nothing);
-        wanted.amount = wanted.amount.min(amount);
+        (wanted.amount, wanted.due) = (wanted.amount.min(amount), due);
     }
 
     fn note_refuser(&mut self, user: User, refuser: Refuser) {
@@ -426,9 +428,12 @@ impl Ledger {
         if let Some(Place { entry, .. }) = self.places.get_mut(drawer.0).and_then(Option::take) {
             self.sums.subtract(&entry);
             self.vacant.push(drawer.0);
-            if entry.terms.weight > 0 || entry.terms.minimum != Amount::ZERO {
-                self.refused.due_more = self.refused.rooms.keys().copied().collect();
-            }
+            let is_due_more = |(user, wanted): &(&User, &Wanted)| {
+                !self.due(user.drawer, self.total).fits(wanted.due)
+            };
+            let due_more = self.refused.wanted.iter().filter(is_due_more);
+            let due_more: Vec<User> = due_more.map(|(&user, _)| user).collect();
+            self.refused.due_more.extend(due_more);
         }
     }
 
@@ -469,6 +474,15 @@ impl Ledger {
         taken
     }
 
+    /// What has been given back for the user by now is no reason to notify it: it is about to try again.
+    pub(super) fn await_more(&mut self, user: User) {
+        if let Some(&entry) = self.entry(user.drawer)
+            && self.refused.rooms.contains_key(&user)
+        {
+            self.refused.set(user, &entry, Some(self.room(&entry)));
+        }
+    }
+
     /// A device has refused what the user waits for, if it waits.
     pub(super) fn note_device(&mut self, user: User, error: RegisterError) {
         self.refused.note_refuser(user, Refuser::of(error));
@@ -483,7 +497,7 @@ impl Ledger {
     /// It is notified, too, when another drawer leaves as much idle as it has `wanted`.
     pub(super) fn await_room(&mut self, user: User, wanted: Amount) {
         let Some(&entry) = self.entry(user.drawer) else { return };
-        self.refused.want(user, wanted);
+        self.refused.want(user, wanted, self.due(user.drawer, self.total));
         let (room, before) = (self.room(&entry), self.refused.rooms.get(&user).copied());
         // Of an earlier refusal for which there is more room now, it is still to be notified.
         let least = before.map_or(room, |before| before.min(room));
@@ -748,7 +762,6 @@ mod tests {
         assert_eq!(ledger.take_refused_served_by(keeps, enough), None, "once");
     }
 
-    /// What was not used makes a user notified that it was kept from, and is no release.
     /// Only what the device lacks serves one that a device has refused, whatever the budget has at the moment.
     #[test]
     fn what_is_idle_serves_one_by_what_has_refused_it() {
@@ -781,8 +794,12 @@ mod tests {
         assert_eq!(with_room(&mut ledger), [user]);
         assert!(ledger.take_or_await(user, amount(20)).is_err());
         assert!(!ledger.has_room_for_refused(), "once");
+        let comes = ledger.join(Terms::default()).unwrap();
+        ledger.leave(comes);
+        assert!(!ledger.has_room_for_refused(), "as much as before");
     }
 
+    /// What was not used makes a user notified that it was kept from, and is no release.
     #[test]
     fn what_comes_back_unused_is_not_released() {
         let mut ledger = Ledger::new(TOTAL);
@@ -1133,7 +1150,7 @@ mod tests {
             let mut ledger = Ledger::new(Amount { bytes: 100, regions: 40 });
             let mut drawers: Vec<Drawer> = Vec::new();
             // Of those that wait: to which more is due since a drawer left.
-            let mut due_more = BTreeSet::new();
+            let (mut due_more, mut dues) = (BTreeSet::new(), BTreeMap::new());
             for _ in 0..100 {
                 let amount = Amount { bytes: next(30), regions: next(10) };
                 let place = next(5);
@@ -1150,17 +1167,25 @@ mod tests {
                     }
                     (1, Some(_)) => {
                         ledger.leave(drawers.swap_remove(place));
-                        due_more = ledger.refused.rooms.keys().copied().collect();
+                        let has_more =
+                            |user: &&User| !ledger.due(user.drawer, ledger.total).fits(dues[*user]);
+                        due_more.extend(ledger.refused.rooms.keys().filter(has_more).copied());
                     }
                     (2, Some(user)) => ledger.forget(user),
                     (3, Some(_)) => {
                         ledger.set_total(Amount { bytes: next(150), regions: next(60) });
                     }
                     (4, Some(user)) => ledger.overdraw(user.drawer, amount),
-                    (5 | 6, Some(user)) => ledger.await_room(user, amount),
+                    (5 | 6, Some(user)) => {
+                        ledger.await_room(user, amount);
+                        dues.insert(user, ledger.due(user.drawer, ledger.total));
+                    }
                     (7 | 8, Some(user)) => ledger.give(user.drawer, amount),
                     (_, Some(user)) => {
-                        refused += usize::from(ledger.take_or_await(user, amount).is_err());
+                        if ledger.take_or_await(user, amount).is_err() {
+                            refused += 1;
+                            dues.insert(user, ledger.due(user.drawer, ledger.total));
+                        }
                     }
                 }
                 let has_more_room = |(user, room): &(&User, &Amount)| {

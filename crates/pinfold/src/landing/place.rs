@@ -331,7 +331,8 @@ impl<R: Registrar, M: Monitor, P: SlabPages> Remapped<'_, '_, R, M, P> {
     }
 
     /// Behind a refused [`arrived`](Self::arrived): each part of the target that the data has not got to, with that data, which
-    /// is in the place. Nothing before, because a device may write it.
+    /// is in the place. Nothing before, because a device may write it. Behind [`LandError::TargetUnwatched`] the whole pages are
+    /// lost, and none of these.
     pub fn left(&self) -> impl Iterator<Item = (AddressRange, &[u8])> {
         let Exchanged { message, left, has_arrived, .. } = &*self.0;
         let parts = left.parts.into_iter().flatten().filter(|_| *has_arrived);

@@ -25,6 +25,7 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Registered memory, handed out in buffers. See the [module](super) for what it costs.
 ///
@@ -288,7 +289,12 @@ impl<'p, R: Registrar> BufferRequest<'p, R> {
             Err(error) => error,
         };
         let last = self.last_resort(depot, want, &error).ok_or(error)?;
-        let block = depot.take(last, WhenExhausted::Grow, None).map_err(|_last| error)?;
+        // One that has waited waits no longer.
+        let when = match self.when {
+            WhenExhausted::GrowOrWait(_) => WhenExhausted::GrowOrWait(Duration::ZERO),
+            when => when,
+        };
+        let block = depot.take(last, when, None).map_err(|_last| error)?;
         Ok((block, last.kind()))
     }
 

@@ -54,7 +54,8 @@ pub enum WhenExhausted {
     /// [budget](super::Pool::within) has, or another pool of it has as much in empty slabs, which is due to this one. What makes room
     /// without a word, it does not notice before its time is up: a registration that a cache keeps and none has leased,
     /// buffers that another pool's threads cache, memory that another process unpins; nor what a budget of the program's
-    /// own has, which says so by [`Lender::room_made`](crate::budget::Lender::room_made).
+    /// own has, which says so by [`Lender::room_made`](crate::budget::Lender::room_made). Nor does it try before then whether a
+    /// slab for this buffer alone can be had, where there is no room for one that holds several.
     GrowOrWait(Duration),
 }
 

@@ -77,6 +77,11 @@ impl Want {
         }
     }
 
+    /// Listeners have heard of what was refused before it.
+    pub(super) const fn is_last_resort(self) -> bool {
+        matches!(self, Self::Long { is_last_resort: true, .. })
+    }
+
     /// How much of a slab it takes at least: a block, its whole span.
     pub(super) fn slab_bytes(self) -> usize {
         match self {
@@ -548,7 +553,7 @@ impl Depot {
     fn next_slab_beside(&self, registered: usize, want: Want) -> Option<usize> {
         let room = self.bounds.config.max_bytes.saturating_sub(registered);
         match want {
-            Want::Long { is_last_resort: true, .. } => {
+            _ if want.is_last_resort() => {
                 let least = self.bounds.slab_holding(want.slab_bytes());
                 (least <= room).then_some(least)
             }

@@ -307,7 +307,7 @@ impl Depot {
         state.growing = true;
         drop(state);
         let _growth = Growth::begin(self);
-        self.grow(want, seat, &mut Tries::default())
+        self.grow(want, seat, &mut Tries { told: want.is_last_resort(), ..Tries::default() })
     }
 
     /// Waits while another thread makes a slab.
@@ -398,7 +398,7 @@ impl<'d> Waiter<'d> {
             is_apart: false,
             seen: None,
             in_vain: 0,
-            has_told: false,
+            has_told: want.is_last_resort(),
             room: None,
             settles: None,
         }
