@@ -392,7 +392,8 @@ impl Keeper {
             books.forget_ended(&mut idle);
             // Children may have ended some of it since the fork: the numbers of those may be others' by now. What this
             // child has of the books stays: it is asked what the parent may have.
-            let is_ours = |leaving: &&Leaving| !self.has_child_ended(leaving, books.ended);
+            let ends = self.children.ended_since(books.ended);
+            let is_ours = |it: &&Leaving| !ends.has(name_of(&it.key, &it.region));
             idle.iter().filter(is_ours).for_each(|leaving| _ = dereg(leaving.region));
         }
     }
@@ -590,8 +591,9 @@ impl Keeper {
             books.devices.end_look();
             books.totals.deregs += ended as u64;
             // The program's calls look at what stands there.
-            remains.retain(|remains| {
-                remains.ended == Ended::InKernel || !self.has_child_ended(&remains.leaving, before)
+            let ends = self.children.ended_since(before);
+            remains.retain(|Remains { leaving, ended }| {
+                *ended == Ended::InKernel || !ends.has(name_of(&leaving.key, &leaving.region))
             });
             books.remains.append(&mut remains);
             leaving.iter().for_each(|leaving| books.note_left(leaving));

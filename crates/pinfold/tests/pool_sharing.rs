@@ -928,19 +928,22 @@ fn what_would_not_do_for_a_device_stays_where_it_is() {
     let wants = &Pool::within(share(&budget), device, config).unwrap();
     let held: Vec<_> = (0..3).map(|_| keeps.get(MIB).unwrap()).collect();
     drop(keeps.get(MIB).unwrap());
+    let mut puts = 0;
     thread::scope(|scope| {
-        let wait = WhenExhausted::GrowOrWait(Duration::from_secs(4));
+        let wait = WhenExhausted::GrowOrWait(Duration::from_secs(2));
         let maker =
             scope.spawn(move || wants.request(2 * MIB).when_exhausted(wait).get().map(drop));
         until(|| wants.statistics().waiting == 1 || maker.is_finished());
         while !maker.is_finished() {
             drop(keeps.get(MIB));
+            puts += 1;
         }
         assert!(matches!(maker.join().unwrap(), Err(AllocateError::TimedOut { .. })));
     });
-    // A try asks for no more than 64, should another come each time it asks, and there are few tries. Thousands where each
-    // that comes back is told of.
-    assert!(keeps.statistics().grown < 300, "{} slabs", keeps.statistics().grown);
+    // A try has up to 64 given back, should one come each time it asks, and there are few tries: in thousands of puts. Where
+    // the thread is told of what would not do, each 27th costs a slab (measured).
+    let grown = keeps.statistics().grown;
+    assert!(grown * 50 < puts, "{grown} slabs for {puts} puts");
     drop(held);
 }
 

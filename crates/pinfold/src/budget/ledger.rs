@@ -428,8 +428,10 @@ impl Ledger {
         if let Some(Place { entry, .. }) = self.places.get_mut(drawer.0).and_then(Option::take) {
             self.sums.subtract(&entry);
             self.vacant.push(drawer.0);
+            // Of what a device has, its due is another, which may have grown where this one has not.
             let is_due_more = |(user, wanted): &(&User, &Wanted)| {
-                !self.due(user.drawer, self.total).fits(wanted.due)
+                Refuser::ALL[1..].iter().any(|refuser| wanted.may_be_refused_by(refuser))
+                    || !self.due(user.drawer, self.total).fits(wanted.due)
             };
             let due_more = self.refused.wanted.iter().filter(is_due_more);
             let due_more: Vec<User> = due_more.map(|(&user, _)| user).collect();
@@ -472,15 +474,6 @@ impl Ledger {
             self.refused.note_refuser(user, Refuser::Budget);
         }
         taken
-    }
-
-    /// What has been given back for the user by now is no reason to notify it: it is about to try again.
-    pub(super) fn await_more(&mut self, user: User) {
-        if let Some(&entry) = self.entry(user.drawer)
-            && self.refused.rooms.contains_key(&user)
-        {
-            self.refused.set(user, &entry, Some(self.room(&entry)));
-        }
     }
 
     /// A device has refused what the user waits for, if it waits.
@@ -1167,8 +1160,11 @@ mod tests {
                     }
                     (1, Some(_)) => {
                         ledger.leave(drawers.swap_remove(place));
-                        let has_more =
-                            |user: &&User| !ledger.due(user.drawer, ledger.total).fits(dues[*user]);
+                        let has_more = |user: &&User| {
+                            // It has not tried since it was notified: a device may have refused it.
+                            ledger.refused.wanted[*user].refused_by.is_empty()
+                                || !ledger.due(user.drawer, ledger.total).fits(dues[*user])
+                        };
                         due_more.extend(ledger.refused.rooms.keys().filter(has_more).copied());
                     }
                     (2, Some(user)) => ledger.forget(user),

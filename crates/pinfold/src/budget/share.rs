@@ -851,11 +851,7 @@ impl ShareAccount {
         let number = self.number;
         self.changed(|ledger, drawer| ledger.note_device(User { drawer, number }, error));
         self.note_refused(tells);
-        let gave = request.can_be_taken(error) && self.recall_on_device(error, request.missing);
-        if gave {
-            self.changed(|ledger, drawer| ledger.await_more(User { drawer, number }));
-        }
-        gave
+        request.can_be_taken(error) && self.recall_on_device(error, request.missing)
     }
 
     /// The limits are looked up again; where they are as they were, listeners are due to be notified if it `tells`.

@@ -11,7 +11,7 @@
 use super::allowance::{Allowance, ForEachPin, Granter, Unshared};
 use super::classes::{Class, LINE, MAX_ALIGN, UNIT};
 use super::config::{Bounds, PoolConfig, WhenExhausted};
-use super::depot::{Depot, Slab, Want, slab_at};
+use super::depot::{Depot, LastResort, Slab, Want, slab_at};
 use super::error::{AllocateError, PoolError};
 use super::slab::Kind;
 use super::statistics::PoolStatistics;
@@ -300,7 +300,8 @@ impl<'p, R: Registrar> BufferRequest<'p, R> {
 
     fn last_resort(&self, depot: &Depot, want: Want, error: &AllocateError) -> Option<Want> {
         let Want::Long { units, align, .. } = long(self.length, self.align)? else { return None };
-        let last = Want::Long { units, align, is_last_resort: true };
+        let has_told = matches!(error, AllocateError::Register(_));
+        let last = Want::Long { units, align, last_resort: Some(LastResort { has_told }) };
         let least = |want: Want| depot.bounds().slab_holding(want.slab_bytes());
         let may_help = self.when.grows() && error.may_have_room_for(least(last));
         (may_help && least(last) < least(want)).then_some(last)
@@ -334,7 +335,7 @@ fn at_hand(depot: &Depot, length: usize) -> Option<(NonNull<u8>, Kind)> {
 /// A run of units.
 fn long(length: usize, align: usize) -> Option<Want> {
     let units = u32::try_from(length.div_ceil(UNIT)).ok().filter(|&units| units < 1 << 31)?;
-    Some(Want::Long { units, align: align.div_ceil(UNIT), is_last_resort: false })
+    Some(Want::Long { units, align: align.div_ceil(UNIT), last_resort: None })
 }
 
 impl<R: Registrar> fmt::Debug for BufferRequest<'_, R> {

@@ -64,9 +64,16 @@ pub(super) enum Want {
     Long {
         units: u32,
         align: usize,
-        /// A slab for it is no longer than it: one for a span of blocks was just refused.
-        is_last_resort: bool,
+        /// One for a span of blocks was just refused.
+        last_resort: Option<LastResort>,
     },
+}
+
+/// A slab for it is no longer than it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct LastResort {
+    /// Whether listeners have heard that a device refused the other slab.
+    pub(super) has_told: bool,
 }
 
 impl Want {
@@ -77,9 +84,17 @@ impl Want {
         }
     }
 
-    /// Listeners have heard of what was refused before it.
-    pub(super) const fn is_last_resort(self) -> bool {
-        matches!(self, Self::Long { is_last_resort: true, .. })
+    /// What it is the last resort of.
+    pub(super) const fn last_resort(self) -> Option<LastResort> {
+        match self {
+            Self::Block(_) => None,
+            Self::Long { last_resort, .. } => last_resort,
+        }
+    }
+
+    /// Whether listeners have heard that a device refused the same request.
+    pub(super) const fn has_told(self) -> bool {
+        matches!(self.last_resort(), Some(LastResort { has_told: true }))
     }
 
     /// How much of a slab it takes at least: a block, its whole span.
@@ -553,7 +568,7 @@ impl Depot {
     fn next_slab_beside(&self, registered: usize, want: Want) -> Option<usize> {
         let room = self.bounds.config.max_bytes.saturating_sub(registered);
         match want {
-            _ if want.is_last_resort() => {
+            _ if want.last_resort().is_some() => {
                 let least = self.bounds.slab_holding(want.slab_bytes());
                 (least <= room).then_some(least)
             }

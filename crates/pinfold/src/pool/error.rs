@@ -154,8 +154,6 @@ impl AllocateError {
             Self::Exhausted(pool) | Self::TimedOut { pool, .. } => {
                 pool.max_bytes.saturating_sub(pool.registered) >= bytes
             }
-            // Registrations lack, or all bytes.
-            Self::Denied { available: 0, .. } => false,
             _ => self.is_about_bytes(),
         }
     }

@@ -307,7 +307,7 @@ impl Depot {
         state.growing = true;
         drop(state);
         let _growth = Growth::begin(self);
-        self.grow(want, seat, &mut Tries { told: want.is_last_resort(), ..Tries::default() })
+        self.grow(want, seat, &mut Tries { told: want.has_told(), ..Tries::default() })
     }
 
     /// Waits while another thread makes a slab.
@@ -398,7 +398,7 @@ impl<'d> Waiter<'d> {
             is_apart: false,
             seen: None,
             in_vain: 0,
-            has_told: want.is_last_resort(),
+            has_told: want.has_told(),
             room: None,
             settles: None,
         }
