@@ -203,34 +203,42 @@ static void cleaned_up_late_by_a_child(void)
 	loop_close(&loop);
 }
 
-/* A child ends the handle that it inherited when its parent has given it back: what a preload library has kept of it is
- * gone then, by a number that the parent's next registration gets. What else it keeps is not. */
+/* A child ends the handles that it inherited when its parent has given them back, and a domain in between: what a preload
+ * library has kept of them is gone then, by numbers that the parent's next registrations get. What else it keeps is not. */
 static void a_child_ends_what_was_given_back(void)
 {
-	int registers_others;
+	int turn;
 
-	for (registers_others = 0; registers_others < 2; registers_others++) {
+	for (turn = 0; turn < 4; turn++) {
 		struct loop loop = loop_open();
-		char *sink = map(BYTES), *others = map(BYTES), *idle = map(BYTES), byte;
-		struct ibv_mr *target, *mr[8];
-		int ready[2], status, i;
+		char *sink = map(BYTES), *others = map(BYTES), *idle = map(BYTES), *kept[2], byte;
+		int registers_others = turn & 1, ready[2], status, i;
+		struct ibv_mr *target, *ended[2], *mr[8];
+		struct ibv_pd *spare;
 		pid_t child;
 
 		CHECK(!pipe(ready));
 		CHECK((target = ibv_reg_mr(loop.pd, sink, BYTES, REMOTE)));
-		memory = map(BYTES);
-		registered_often(loop.pd, memory, BYTES);
+		CHECK((spare = ibv_alloc_pd(loop.pd->context)));
 		registered_often(loop.pd, idle, BYTES);
-		CHECK((mr[0] = ibv_reg_mr(loop.pd, memory, BYTES, LOCAL)));
+		for (i = 0; i < 2; i++) {
+			kept[i] = map(BYTES);
+			registered_often(loop.pd, kept[i], BYTES);
+			CHECK((ended[i] = ibv_reg_mr(loop.pd, kept[i], BYTES, LOCAL)));
+		}
 		CHECK((child = fork()) >= 0);
 		if (!child) {
 			CHECK(read(ready[0], &byte, 1) == 1);
-			ibv_dereg_mr(mr[0]);
+			ibv_dereg_mr(ended[0]);
+			ibv_dealloc_pd(spare);
+			ibv_dereg_mr(ended[1]);
 			_exit(0);
 		}
-		CHECK(!ibv_dereg_mr(mr[0]));
+		CHECK(!ibv_dereg_mr(ended[0]) && !ibv_dereg_mr(ended[1]));
 		CHECK(write(ready[1], "", 1) == 1 && waitpid(child, &status, 0) == child);
 		SAY("child: status %d", status);
+		/* What was ended before the domain, or behind it. */
+		memory = kept[turn >> 1];
 		for (i = 0; i < 8; i++)
 			CHECK((mr[i] = registers_others ? ibv_reg_mr(loop.pd, others, BYTES, REMOTE) :
 							  ibv_reg_mr(loop.pd, memory, BYTES, LOCAL)));
