@@ -918,35 +918,6 @@ fn what_another_pool_leaves_idle_stays_where_it_is_less_than_is_wanted() {
     drop(held);
 }
 
-/// Nor where it is the device that lacks bytes, and not registrations.
-#[test]
-fn what_would_not_do_for_a_device_stays_where_it_is() {
-    let (budget, device) = (budget(64 * MIB), Bounded::of_bytes(4 * MIB));
-    let config = PoolConfig { max_slab_bytes: MIB, thread_cache_bytes: 0, ..lending() };
-    let keeps = &Pool::within(share(&budget), device.clone(), config).unwrap();
-    let config = PoolConfig { max_slab_bytes: 8 * MIB, ..config };
-    let wants = &Pool::within(share(&budget), device, config).unwrap();
-    let held: Vec<_> = (0..3).map(|_| keeps.get(MIB).unwrap()).collect();
-    drop(keeps.get(MIB).unwrap());
-    let mut puts = 0;
-    thread::scope(|scope| {
-        let wait = WhenExhausted::GrowOrWait(Duration::from_secs(2));
-        let maker =
-            scope.spawn(move || wants.request(2 * MIB).when_exhausted(wait).get().map(drop));
-        until(|| wants.statistics().waiting == 1 || maker.is_finished());
-        while !maker.is_finished() {
-            drop(keeps.get(MIB));
-            puts += 1;
-        }
-        assert!(matches!(maker.join().unwrap(), Err(AllocateError::TimedOut { .. })));
-    });
-    // A try has up to 64 given back, should one come each time it asks, and there are few tries: in thousands of puts. Where
-    // the thread is told of what would not do, each 27th costs a slab (measured).
-    let grown = keeps.statistics().grown;
-    assert!(grown * 50 < puts, "{grown} slabs for {puts} puts");
-    drop(held);
-}
-
 /// Whether its thread waits, and has tried in vain to make a slab since it does.
 fn is_asleep<R: Registrar>(pool: &Pool<R>) -> bool {
     let statistics = pool.statistics();
