@@ -591,6 +591,35 @@ fn what_other_threads_have_cached_is_not_lost_to_the_pool() {
     });
 }
 
+/// A span of blocks is many times as long as one buffer: where none is free in what is registered, a run that holds the
+/// buffer is.
+#[test]
+fn what_is_free_in_a_row_serves_a_buffer_for_which_no_span_is_free() {
+    use WhenExhausted::{Fail, Grow, GrowOrWait, Wait};
+    let (ledger, pool) = ledger_pool(config(512 * KIB));
+    let block = pool.get(10_000).unwrap();
+    assert_eq!(pool.statistics().registered_bytes, 512 * KIB);
+    let mut buffers = Vec::new();
+    for when in [Fail, Grow, Wait(Duration::ZERO), GrowOrWait(Duration::ZERO)] {
+        buffers.push(pool.request(20_000).when_exhausted(when).get().unwrap());
+    }
+    let error = loop {
+        match pool.get(20_000) {
+            Ok(buffer) => buffers.push(buffer),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, AllocateError::Exhausted(_)), "{error}");
+    assert!(pool.request(20_000).when_exhausted(Fail).get().is_err());
+    // The first block has a span of its own, and what it caches is in that.
+    let span = 512 * KIB - buffers.len() * 32 * KIB;
+    assert!((320 * KIB..=384 * KIB).contains(&span), "{} buffers", buffers.len());
+    buffers.iter_mut().for_each(|buffer| buffer.fill(1));
+    drop((block, buffers));
+    assert_eq!(consistent(&pool).in_use_bytes, 0);
+    assert_eq!(ledger.bytes(), 512 * KIB);
+}
+
 /// Threads that wait for each other's buffers all get theirs.
 #[test]
 fn many_waiters_on_few_buffers_all_get_one() {

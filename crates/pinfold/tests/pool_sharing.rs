@@ -1637,6 +1637,25 @@ fn a_listener_that_uses_the_pool_does_not_have_a_refused_slab_tried_for_ever() {
     assert!((1..=3).contains(&calls) && tries <= 50, "{calls} calls, {tries} tries");
 }
 
+/// However often a request is tried, shorter and after a wait.
+#[test]
+fn a_listener_hears_once_of_a_request_that_a_device_refuses() {
+    for (bytes, wait) in [10_000, 8 * MIB].into_iter().flat_map(|it| [(it, true), (it, false)]) {
+        let (budget, device) = (budget(64 * MIB), Bounded::of_bytes(0));
+        let pool = Pool::within(share(&budget), device.clone(), lending()).unwrap();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&calls);
+        let _watch = budget.watch(Watermark::Percent(100), move |_| {
+            counted.fetch_add(1, SeqCst);
+        });
+        let patience = WhenExhausted::GrowOrWait(Duration::from_millis(20));
+        let when = if wait { patience } else { WhenExhausted::Grow };
+        assert!(pool.request(bytes).when_exhausted(when).get().is_err());
+        assert!(device.tries() > usize::from(bytes < MIB), "it is tried shorter");
+        assert_eq!(calls.load(SeqCst), 1, "{bytes} bytes, {when:?}");
+    }
+}
+
 /// A shorter slab is one registration as well.
 #[test]
 fn a_slab_is_not_tried_shorter_where_the_device_has_no_registration_left() {

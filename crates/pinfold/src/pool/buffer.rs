@@ -11,7 +11,7 @@
 use super::allowance::{Allowance, ForEachPin, Granter, Unshared};
 use super::classes::{Class, LINE, MAX_ALIGN, UNIT};
 use super::config::{Bounds, PoolConfig, WhenExhausted};
-use super::depot::{Depot, LastResort, Slab, Want, slab_at};
+use super::depot::{Depot, Slab, Tries, Want, slab_at};
 use super::error::{AllocateError, PoolError};
 use super::slab::Kind;
 use super::statistics::PoolStatistics;
@@ -282,9 +282,10 @@ impl<'p, R: Registrar> BufferRequest<'p, R> {
         }
     }
 
-    /// Where there is no room for a span of blocks there may be for one buffer, in a slab of its own.
+    /// Where there is no room for a span of blocks there may be for one buffer, as a run of its own.
     fn take_from(&self, depot: &Depot, want: Want) -> Result<(NonNull<u8>, Kind), AllocateError> {
-        let error = match depot.take(want, self.when, threads::hand(depot)) {
+        let mut tries = Tries::default();
+        let error = match depot.take(want, self.when, threads::hand(depot), &mut tries) {
             Ok(block) => return Ok((block, want.kind())),
             Err(error) => error,
         };
@@ -292,19 +293,28 @@ impl<'p, R: Registrar> BufferRequest<'p, R> {
         // One that has waited waits no longer.
         let when = match self.when {
             WhenExhausted::GrowOrWait(_) => WhenExhausted::GrowOrWait(Duration::ZERO),
+            WhenExhausted::Wait(_) => WhenExhausted::Fail,
             when => when,
         };
-        let block = depot.take(last, when, None).map_err(|_last| error)?;
-        Ok((block, last.kind()))
+        match depot.take(last, when, None, &mut tries) {
+            Ok(block) => Ok((block, last.kind())),
+            Err(AllocateError::Forked) => Err(AllocateError::Forked),
+            Err(_) => Err(error),
+        }
     }
 
     fn last_resort(&self, depot: &Depot, want: Want, error: &AllocateError) -> Option<Want> {
         let Want::Long { units, align, .. } = long(self.length, self.align)? else { return None };
-        let has_told = matches!(error, AllocateError::Register(_));
-        let last = Want::Long { units, align, last_resort: Some(LastResort { has_told }) };
+        let last = Want::Long { units, align, is_last_resort: true };
         let least = |want: Want| depot.bounds().slab_holding(want.slab_bytes());
-        let may_help = self.when.grows() && error.may_have_room_for(least(last));
-        (may_help && least(last) < least(want)).then_some(last)
+        let may_help = match error {
+            // What the slabs that are there have in a row may do, or the room beside them.
+            AllocateError::Exhausted(_) | AllocateError::TimedOut { .. } => {
+                last.slab_bytes() < want.slab_bytes()
+            }
+            _ => error.is_about_bytes() && least(last) < least(want),
+        };
+        may_help.then_some(last)
     }
 
     fn want(&self) -> Result<Want, AllocateError> {
@@ -335,7 +345,7 @@ fn at_hand(depot: &Depot, length: usize) -> Option<(NonNull<u8>, Kind)> {
 /// A run of units.
 fn long(length: usize, align: usize) -> Option<Want> {
     let units = u32::try_from(length.div_ceil(UNIT)).ok().filter(|&units| units < 1 << 31)?;
-    Some(Want::Long { units, align: align.div_ceil(UNIT), last_resort: None })
+    Some(Want::Long { units, align: align.div_ceil(UNIT), is_last_resort: false })
 }
 
 impl<R: Registrar> fmt::Debug for BufferRequest<'_, R> {

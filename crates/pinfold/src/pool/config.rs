@@ -56,6 +56,9 @@ pub enum WhenExhausted {
     /// buffers that another pool's threads cache, memory that another process unpins; nor what a budget of the program's
     /// own has, which says so by [`Lender::room_made`](crate::budget::Lender::room_made). Nor does it try before then whether a
     /// slab for this buffer alone can be had, where there is no room for one that holds several.
+    ///
+    /// Where it is a device that lacks bytes, what other pools give back is tried as it comes: of a pool that makes its slabs
+    /// anew each time, one may go and come for each try, until the time is up.
     GrowOrWait(Duration),
 }
 

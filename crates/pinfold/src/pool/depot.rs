@@ -1,7 +1,7 @@
 //! What all threads share of a pool: its blocks, its slabs as they come and go, and the lock over them.
 //!
 //! One lock guards it all, taken for a handful of blocks at a time; it is never held while memory
-//! is mapped or registered, and nothing is allocated under it but the lists' own memory.
+//! is mapped or registered, and what is allocated under it is the books' own memory: lists, the record of a slab, a seat.
 //!
 //! # Safety
 //!
@@ -64,16 +64,9 @@ pub(super) enum Want {
     Long {
         units: u32,
         align: usize,
-        /// One for a span of blocks was just refused.
-        last_resort: Option<LastResort>,
+        /// One for a span of blocks was just refused: a slab for it is no longer than it.
+        is_last_resort: bool,
     },
-}
-
-/// A slab for it is no longer than it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct LastResort {
-    /// Whether listeners have heard that a device refused the other slab.
-    pub(super) has_told: bool,
 }
 
 impl Want {
@@ -82,19 +75,6 @@ impl Want {
             Self::Block(class) => Kind::block(class),
             Self::Long { units, .. } => Kind::long(units),
         }
-    }
-
-    /// What it is the last resort of.
-    pub(super) const fn last_resort(self) -> Option<LastResort> {
-        match self {
-            Self::Block(_) => None,
-            Self::Long { last_resort, .. } => last_resort,
-        }
-    }
-
-    /// Whether listeners have heard that a device refused the same request.
-    pub(super) const fn has_told(self) -> bool {
-        matches!(self.last_resort(), Some(LastResort { has_told: true }))
     }
 
     /// How much of a slab it takes at least: a block, its whole span.
@@ -485,7 +465,7 @@ impl Depot {
                 }
                 Err(error) => error,
             };
-            tries.gave_back |= !matches!(error, AllocateError::Denied { .. });
+            tries.gave_back += u32::from(!matches!(error, AllocateError::Denied { .. }));
             self.lock_again()?.counts.refused += 1;
             if !error.is_about_room() {
                 return Err(error);
@@ -568,7 +548,7 @@ impl Depot {
     fn next_slab_beside(&self, registered: usize, want: Want) -> Option<usize> {
         let room = self.bounds.config.max_bytes.saturating_sub(registered);
         match want {
-            _ if want.last_resort().is_some() => {
+            Want::Long { is_last_resort: true, .. } => {
                 let least = self.bounds.slab_holding(want.slab_bytes());
                 (least <= room).then_some(least)
             }
@@ -854,10 +834,10 @@ pub(super) fn grows_on_this_thread(state: &State) -> bool {
 /// What has come of a request's tries to make a slab.
 #[derive(Default)]
 pub(super) struct Tries {
-    /// What was granted came back unused.
-    pub(super) gave_back: bool,
-    /// Listeners of the budget are told that a device has refused one.
-    pub(super) told: bool,
+    /// So many times what was granted came back unused.
+    pub(super) gave_back: u32,
+    /// Listeners of the budget were told that a device has refused one. They hear it once for a request.
+    told: bool,
 }
 
 /// How often others are asked to give back for a slab that a device refuses: what they give may be of another device, and

@@ -147,18 +147,6 @@ impl AllocateError {
     }
 }
 
-impl AllocateError {
-    /// Whether so many bytes may be had where more could not.
-    pub(super) const fn may_have_room_for(&self, bytes: usize) -> bool {
-        match self {
-            Self::Exhausted(pool) | Self::TimedOut { pool, .. } => {
-                pool.max_bytes.saturating_sub(pool.registered) >= bytes
-            }
-            _ => self.is_about_bytes(),
-        }
-    }
-}
-
 impl fmt::Display for PoolExhausted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { wanted, registered, max_bytes } = self;

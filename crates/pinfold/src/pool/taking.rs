@@ -21,6 +21,7 @@ impl Depot {
         want: Want,
         when: WhenExhausted,
         hand: Option<&Hand>,
+        tries: &mut Tries,
     ) -> Result<NonNull<u8>, AllocateError> {
         if self.is_forked() {
             return Err(AllocateError::Forked);
@@ -33,7 +34,7 @@ impl Depot {
         let block = match state.take_if_unawaited(want) {
             Some(block) => block,
             None => {
-                let (again, block) = self.take_what_is_not_there(state, want, when)?;
+                let (again, block) = self.take_what_is_not_there(state, want, when, tries)?;
                 state = again;
                 block?
             }
@@ -58,12 +59,13 @@ impl Depot {
         mut state: Guard<'d>,
         want: Want,
         when: WhenExhausted,
+        tries: &'d mut Tries,
     ) -> Found<'d, Result<NonNull<u8>, AllocateError>> {
         let (mut refused, mut watched) = (None, Duration::ZERO);
         while when.grows() && refused.is_none() {
             let began = Instant::now();
             let left = when.patience().map(|patience| patience.saturating_sub(watched));
-            let (again, grown) = self.grow_or_watch(state, want, left)?;
+            let (again, grown) = self.grow_or_watch(state, want, left, tries)?;
             state = again;
             // A thread that made a slab has taken from it; what others made, and what came back while it could make
             // none, is for those that wait.
@@ -85,7 +87,7 @@ impl Depot {
         let patience = when.patience().filter(|_| !grows_on_this_thread(&state));
         match (state.take_if_unawaited(want), patience) {
             (None, Some(patience)) => {
-                self.wait(state, Waiter::new(self, want, when.grows()), patience, watched)
+                self.wait(state, Waiter::new(self, want, when.grows(), tries), patience, watched)
             }
             (block, _) => {
                 let (state, block) = self.after_wait(state, block, None)?;
@@ -191,11 +193,10 @@ impl Depot {
         if waiter.in_vain >= IN_VAIN && !is_last {
             return None;
         }
-        let mut tries = Tries { gave_back: false, told: waiter.has_told };
-        let block = self.grow(waiter.want, waiter.seat.as_ref(), &mut tries);
-        waiter.has_told = tries.told;
+        let gave_back = waiter.tries.gave_back;
+        let block = self.grow(waiter.want, waiter.seat.as_ref(), waiter.tries);
         // One that was granted nothing has no other pool notified, and its own device was not asked.
-        waiter.in_vain += u32::from(tries.gave_back);
+        waiter.in_vain += u32::from(waiter.tries.gave_back != gave_back);
         block.ok().flatten()
     }
 
@@ -278,6 +279,7 @@ impl Depot {
         state: Guard<'d>,
         want: Want,
         patience: Option<Duration>,
+        tries: &mut Tries,
     ) -> Found<'d, Grown> {
         if grows_on_this_thread(&state) {
             let error = AllocateError::Exhausted(self.standing(&state, want));
@@ -288,7 +290,7 @@ impl Depot {
         }
         // Dropped behind the growth, should that panic.
         let settles = Settles(self);
-        let grown = self.grow_alone(state, want, None);
+        let grown = self.grow_alone(state, want, tries);
         let block = grown.as_ref().ok().copied().flatten();
         let (state, block) = self.after_wait(self.lock_again()?, block, Some(settles))?;
         let nothing = || AllocateError::Exhausted(self.standing(&state, want));
@@ -302,12 +304,12 @@ impl Depot {
         &self,
         mut state: Guard<'_>,
         want: Want,
-        seat: Option<&Seat>,
+        tries: &mut Tries,
     ) -> Result<Option<NonNull<u8>>, AllocateError> {
         state.growing = true;
         drop(state);
         let _growth = Growth::begin(self);
-        self.grow(want, seat, &mut Tries { told: want.has_told(), ..Tries::default() })
+        self.grow(want, None, tries)
     }
 
     /// Waits while another thread makes a slab.
@@ -340,8 +342,8 @@ struct Waiter<'d> {
     seen: Option<u64>,
     /// How often it has given back unused what it was granted for a slab, since there was more room for good.
     in_vain: u32,
-    /// Whether listeners of the budget were told, as it waited, that a device had refused its slab.
-    has_told: bool,
+    /// What its request has tried so far.
+    tries: &'d mut Tries,
     /// How often there had been, in the budget and in the pool.
     room: Option<(u64, u64)>,
     /// It has tried to make a slab. Listeners are called when it has no place: they may wait for a thread behind it.
@@ -388,7 +390,7 @@ impl Drop for Waiter<'_> {
 }
 
 impl<'d> Waiter<'d> {
-    const fn new(depot: &'d Depot, want: Want, grows: bool) -> Self {
+    const fn new(depot: &'d Depot, want: Want, grows: bool, tries: &'d mut Tries) -> Self {
         Self {
             depot,
             want,
@@ -398,7 +400,7 @@ impl<'d> Waiter<'d> {
             is_apart: false,
             seen: None,
             in_vain: 0,
-            has_told: want.has_told(),
+            tries,
             room: None,
             settles: None,
         }

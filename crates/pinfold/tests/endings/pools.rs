@@ -973,6 +973,54 @@ fn fork_at_call(n: usize) -> i32 {
     child
 }
 
+/// Has room for one buffer and for no span of blocks, and forks where it is asked for the one.
+struct ForksInLastResort(AtomicI32);
+
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for ForksInLastResort {
+    type Handle = u32;
+
+    fn limits(&self) -> RegistrarLimits {
+        RegistrarLimits { page_bytes: 4096, max_region_bytes: 1 << 30, max_regions: 16 }
+    }
+
+    unsafe fn register(&self, range: AddressRange, _: Access) -> Result<u32, RegisterError> {
+        if range.len() > 16 << 10 {
+            return Err(RegisterError::PinnedMemoryLimit { limit_bytes: None, errno: 12 });
+        }
+        // SAFETY: the child goes on in this test alone, and leaves by `_exit`.
+        self.0.store(unsafe { libc::fork() }, SeqCst);
+        IS_CHILD.store(self.0.load(SeqCst) == 0, SeqCst);
+        Ok(0)
+    }
+
+    unsafe fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_child_forked_in_a_last_resort_hears_that_it_is_one() {
+    let name = "pools::a_child_forked_in_a_last_resort_hears_that_it_is_one";
+    let status = in_a_process_of_its_own(name, || {
+        let device = Arc::new(ForksInLastResort((-1).into()));
+        let pool = Pool::new(Arc::clone(&device), config()).unwrap();
+        let asked = pool.get(10_000).map(drop);
+        let child = device.0.load(SeqCst);
+        if child == 0 {
+            let is_refused = matches!(asked, Err(AllocateError::Forked));
+            // SAFETY: the child's own end.
+            unsafe { libc::_exit(i32::from(!is_refused)) };
+        }
+        assert!(child > 0 && asked.is_ok(), "{asked:?}");
+        let mut status = 0;
+        // SAFETY: the child of this process.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    });
+    assert_eq!(status.code(), Some(RAN), "{status}");
+}
+
 /// Grants nothing, and forks when a pool awaits room for the first time.
 #[derive(Debug)]
 struct ForksInWait {
