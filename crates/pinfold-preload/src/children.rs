@@ -114,17 +114,17 @@ impl Children {
         })
     }
 
-    /// What has been ended since there were so many ends.
-    pub(crate) fn ended_since(&self, before: u64) -> Ends {
-        let mut ends = Ends { names: Vec::new(), is_everything: false };
-        for name in self.names(before..self.ended()) {
-            match name.filter(|_| ends.names.try_reserve(1).is_ok()) {
-                Some(name) => ends.names.push(name),
-                None => return Ends { is_everything: true, ..ends },
+    /// What these ends, which are counted, have ended.
+    pub(crate) fn ends(&self, ends: Range<u64>) -> Ends {
+        let mut ended = Ends { names: Vec::new(), is_everything: false };
+        for name in self.names(ends) {
+            match name.filter(|_| ended.names.try_reserve(1).is_ok()) {
+                Some(name) => ended.names.push(name),
+                None => return Ends { is_everything: true, ..ended },
             }
         }
-        ends.names.sort_unstable();
-        ends
+        ended.names.sort_unstable();
+        ended
     }
 
     /// How often the parent changed what is idle, when it begins to count.

@@ -189,7 +189,12 @@ impl OpenDevices {
         self.note_descriptor(device, descriptor)
     }
 
-    fn note_descriptor(&mut self, device: usize, descriptor: c_int) -> Option<KnownDevice> {
+    /// As [`note`](Self::note), of a device with this descriptor.
+    pub(crate) fn note_descriptor(
+        &mut self,
+        device: usize,
+        descriptor: c_int,
+    ) -> Option<KnownDevice> {
         let known = self.open.0.iter().find(|known| known.address == device);
         if let Some(&OpenDevice { opening, file, .. }) = known
             && file.descriptor == descriptor

@@ -30,7 +30,7 @@
 
 use crate::admission::Admission;
 use crate::apart;
-use crate::children::{Children, Moves, Name};
+use crate::children::{Children, Ends, Moves, Name};
 use crate::device::{LentDevice, OpenDevices, Opening, Table};
 use crate::heap::secure_room;
 use crate::holding::Holding;
@@ -378,6 +378,10 @@ impl Keeper {
 
     /// Deregisters what is idle, in a forked child of the process that kept it, if some of it is in `scope`.
     pub(crate) fn empty_inherited(&self, scope: Scope) {
+        self.empty_inherited_by(scope, |leaving| _ = dereg(leaving.region));
+    }
+
+    fn empty_inherited_by(&self, scope: Scope, mut end: impl FnMut(&Leaving)) {
         // Another thread of the parent may have had the lock.
         let Ok(mut books) = self.books.try_lock() else { return };
         // Everything, because the parent forgets everything. Not if the parent goes on with it.
@@ -390,11 +394,10 @@ impl Keeper {
                 return;
             }
             books.forget_ended(&mut idle);
-            // Children may have ended some of it since the fork: the numbers of those may be others' by now. What this
-            // child has of the books stays: it is asked what the parent may have.
-            let ends = self.children.ended_since(books.ended);
-            let is_ours = |it: &&Leaving| !ends.has(name_of(&it.key, &it.region));
-            idle.iter().filter(is_ours).for_each(|leaving| _ = dereg(leaving.region));
+            // Children may have ended some of it since the fork, and do meanwhile: the numbers of those may be others' by
+            // now. What this child has of the books stays: it is asked what the parent may have.
+            let is_ours = |leaving: &&Leaving| !self.has_child_ended(leaving, books.ended);
+            idle.iter().filter(is_ours).for_each(&mut end);
         }
     }
 
@@ -593,10 +596,8 @@ impl Keeper {
             books.devices.end_look();
             books.totals.deregs += ended as u64;
             // The program's calls look at what stands there.
-            let ends = self.children.ended_since(before);
-            remains.retain(|Remains { leaving, ended }| {
-                *ended == Ended::InKernel || !ends.has(name_of(&leaving.key, &leaving.region))
-            });
+            let ends = self.children.ends(before..self.children.ended());
+            forget_remains(&mut remains, &ends);
             books.remains.append(&mut remains);
             leaving.iter().for_each(|leaving| books.note_left(leaving));
             books.at_work.clear();
@@ -719,18 +720,14 @@ impl Books {
     /// What children have ended is neither found nor ended again, by a number that may be another's: the program may have
     /// given it back since the fork. libibverbs' structures of it stay, some hundred bytes each.
     fn forget_ends(&mut self, children: &Children) {
-        let ended = children.ended();
-        let before = std::mem::replace(&mut self.ended, ended);
-        if before == ended {
+        let before = std::mem::replace(&mut self.ended, children.ended());
+        if before == self.ended {
             return;
         }
-        let ends = children.ended_since(before);
+        let ends = children.ends(before..self.ended);
         self.store.forget_live(Scope::Everything);
         self.store.forget_idle_if(|key, region| ends.has(name_of(key, region)));
-        // libibverbs' release of the others asks the kernel for nothing.
-        self.remains.retain(|Remains { leaving, ended }| {
-            *ended == Ended::InKernel || !ends.has(name_of(&leaving.key, &leaving.region))
-        });
+        forget_remains(&mut self.remains, &ends);
     }
 
     /// What the kernel has ended with a device that was closed behind our back is not ended again: its number may be that
@@ -818,6 +815,13 @@ fn by_library(leaving: &Leaving) -> bool {
     dereg(leaving.region)
 }
 
+/// What children have ended is not ended again. libibverbs' release of what the kernel has ended asks that for nothing.
+fn forget_remains(remains: &mut Vec<Remains>, ends: &Ends) {
+    remains.retain(|Remains { leaving, ended }| {
+        *ended == Ended::InKernel || !ends.has(name_of(&leaving.key, &leaving.region))
+    });
+}
+
 /// As [`by_library`].
 fn dereg(region: Region) -> bool {
     let errno = last_errno();
@@ -860,6 +864,7 @@ mod tests {
     use pinfold_kernel::priority::priority_of;
     use pinfold_kernel::thread::{run_before_all, thread_id, yield_now};
     use std::collections::BTreeSet;
+    use std::os::fd::AsRawFd;
     use std::path::Path;
     use std::sync::OnceLock;
     use std::sync::mpsc::channel;
@@ -867,10 +872,10 @@ mod tests {
 
     fn keeper() -> Keeper {
         static ADMISSION: OnceLock<Admission> = OnceLock::new();
-        static CHILDREN: OnceLock<Children> = OnceLock::new();
         let monitor = best_without_loading(Path::new("/none")).unwrap();
         let admission = ADMISSION.get_or_init(Admission::new);
-        let children = CHILDREN.get_or_init(|| Children::new().unwrap());
+        // Its own: what a test's children end is no other test's.
+        let children = Box::leak(Box::new(Children::new().unwrap()));
         let (limit, room) = (Limit { bytes: 1 << 20, regions: 16 }, MappingRoom::of(None));
         Keeper::new(Arc::new(monitor), limit, admission, children, room)
     }
@@ -933,18 +938,35 @@ mod tests {
         assert_eq!(left(&[2]), [1, 3, 4]);
     }
 
-    /// What a child inherited it goes on to know, so that its parent hears of each that it ends.
+    /// What a child inherited it goes on to know, so that its parent hears of each that it ends. What another child has
+    /// ended, before or meanwhile, it leaves alone.
     #[test]
-    fn a_child_that_ends_a_domain_knows_what_else_its_parent_has() {
+    fn a_child_that_ends_a_domain_ends_what_no_other_has_and_knows_what_else_its_parent_has() {
         let keeper = keeper();
         let mut books = keeper.books().unwrap();
+        let device = std::fs::File::open("/dev/null").unwrap();
+        let known = books.devices.note_descriptor(2, device.as_raw_fd()).unwrap();
+        assert_eq!(known.opening, leaving().opening);
+        (1..=4).for_each(|handle| gave_back(&mut books, handle));
         let Leaving { key, opening, .. } = leaving();
-        let place = books.store.begin(key, opening).unwrap();
-        books.store.land(place, Region { address: 64, handle: 1, lkey: 1 }).unwrap();
+        let place = books.store.begin(Key { start: 8192, ..key }, opening).unwrap();
+        books.store.land(place, Region { address: 640, handle: 10, lkey: 10 }).unwrap();
         drop(books);
-        keeper.children.note_ended(Name::of(2, 7));
-        keeper.empty_inherited(Scope::Everything);
-        assert!(keeper.may_have(std::ptr::without_provenance_mut(64)));
+        keeper.children.note_ended(Name::of(2, 1));
+        let (mut ended, mut meanwhile) = (Vec::new(), None);
+        keeper.empty_inherited_by(Scope::Everything, |leaving| {
+            let handle = leaving.region.handle;
+            meanwhile.get_or_insert_with(|| {
+                let other = if handle == 3 { 4 } else { 3 };
+                keeper.children.note_ended(Name::of(2, other));
+                other
+            });
+            ended.push(handle);
+        });
+        ended.extend(meanwhile);
+        assert_eq!(BTreeSet::from_iter(ended.iter().copied()), (2..=4).collect());
+        assert_eq!(ended.len(), 3, "none twice");
+        assert!(keeper.may_have(std::ptr::without_provenance_mut(640)));
     }
 
     #[test]
