@@ -271,7 +271,7 @@ struct Refused {
     /// How much more the drawer of each might have taken then.
     rooms: BTreeMap<User, Amount>,
     wanted: BTreeMap<User, Wanted>,
-    /// Those to which more is due than when they were refused, because a drawer has left: others may owe it by now.
+    /// Those to which more is due than when they were refused, because a drawer has left or the total grew.
     due_more: BTreeSet<User>,
     bytes: Waiting,
     regions: Waiting,
@@ -354,8 +354,12 @@ impl Ledger {
     /// From now on there is this much. What is held beyond it stays held; beyond minimums, nothing
     /// more is granted until enough has come back.
     pub(super) fn set_total(&mut self, total: Amount) {
+        let grows = !total.fits(self.total);
         self.total = total;
         self.released += 1;
+        if grows {
+            self.note_due_more();
+        }
     }
 
     /// How often there may have been more room for good. What was taken, not used and given back is left out.
@@ -428,15 +432,20 @@ impl Ledger {
         if let Some(Place { entry, .. }) = self.places.get_mut(drawer.0).and_then(Option::take) {
             self.sums.subtract(&entry);
             self.vacant.push(drawer.0);
-            // Of what a device has, its due is another, which may have grown where this one has not.
-            let is_due_more = |(user, wanted): &(&User, &Wanted)| {
-                Refuser::ALL[1..].iter().any(|refuser| wanted.may_be_refused_by(refuser))
-                    || !self.due(user.drawer, self.total).fits(wanted.due)
-            };
-            let due_more = self.refused.wanted.iter().filter(is_due_more);
-            let due_more: Vec<User> = due_more.map(|(&user, _)| user).collect();
-            self.refused.due_more.extend(due_more);
+            self.note_due_more();
         }
+    }
+
+    /// Others may owe by now what those that were refused want.
+    fn note_due_more(&mut self) {
+        // Of what a device has, its due is another, which may have grown where this one has not.
+        let is_due_more = |(user, wanted): &(&User, &Wanted)| {
+            Refuser::ALL[1..].iter().any(|refuser| wanted.may_be_refused_by(refuser))
+                || !self.due(user.drawer, self.total).fits(wanted.due)
+        };
+        let due_more = self.refused.wanted.iter().filter(is_due_more);
+        let due_more: Vec<User> = due_more.map(|(&user, _)| user).collect();
+        self.refused.due_more.extend(due_more);
     }
 
     /// The user is gone; what it held it has given back.
@@ -948,6 +957,25 @@ mod tests {
         assert_eq!(ledger.held(), amount(50));
     }
 
+    /// Where more is held than the total, no room comes of one that grows; but what others owe has grown.
+    #[test]
+    fn one_to_which_more_is_due_by_a_total_that_grows_is_notified() {
+        let mut ledger = Ledger::new(TOTAL);
+        let [holds, waits] = [(); 2].map(|()| ledger.join(Terms::default()).unwrap());
+        ledger.take(holds, TOTAL).unwrap();
+        ledger.set_total(amount(50));
+        let user = User { drawer: waits, number: 1 };
+        ledger.take_or_await(user, amount(30)).unwrap_err();
+        assert!(!ledger.has_room_for_refused());
+        assert!(ledger.claim(waits, amount(30), ledger.total()).is_none());
+        ledger.set_total(amount(80));
+        assert!(ledger.claim(waits, amount(30), ledger.total()).is_some());
+        assert_eq!(with_room(&mut ledger), [user]);
+        ledger.take_or_await(user, amount(30)).unwrap_err();
+        ledger.set_total(amount(60));
+        assert!(!ledger.has_room_for_refused(), "less is due");
+    }
+
     #[test]
     fn an_overdraft_is_counted_and_comes_back() {
         let mut ledger = Ledger::new(TOTAL);
@@ -1142,14 +1170,17 @@ mod tests {
         for _ in 0..if cfg!(miri) { 3 } else { 300 } {
             let mut ledger = Ledger::new(Amount { bytes: 100, regions: 40 });
             let mut drawers: Vec<Drawer> = Vec::new();
-            // Of those that wait: to which more is due since a drawer left.
+            // Of those that wait: to which more is due since a drawer left or the total grew, what was due to each, and what
+            // has refused it since it was notified.
             let (mut due_more, mut dues) = (BTreeSet::new(), BTreeMap::new());
+            let (mut by_budget, mut by_device) = (BTreeSet::new(), BTreeSet::new());
             for _ in 0..100 {
                 let amount = Amount { bytes: next(30), regions: next(10) };
                 let place = next(5);
                 let user =
                     drawers.get(place).map(|&drawer| User { drawer, number: next(2) as u64 });
-                match (next(12), user) {
+                let (total, step) = (ledger.total, next(14));
+                match (step, user) {
                     (0, _) | (_, None) => {
                         let minimum =
                             Amount { bytes: amount.bytes / 3, regions: amount.regions / 3 };
@@ -1160,12 +1191,6 @@ mod tests {
                     }
                     (1, Some(_)) => {
                         ledger.leave(drawers.swap_remove(place));
-                        let has_more = |user: &&User| {
-                            // It has not tried since it was notified: a device may have refused it.
-                            ledger.refused.wanted[*user].refused_by.is_empty()
-                                || !ledger.due(user.drawer, ledger.total).fits(dues[*user])
-                        };
-                        due_more.extend(ledger.refused.rooms.keys().filter(has_more).copied());
                     }
                     (2, Some(user)) => ledger.forget(user),
                     (3, Some(_)) => {
@@ -1177,18 +1202,35 @@ mod tests {
                         dues.insert(user, ledger.due(user.drawer, ledger.total));
                     }
                     (7 | 8, Some(user)) => ledger.give(user.drawer, amount),
+                    (9, Some(user)) => {
+                        let error = RegisterError::TableFull { capacity: 1 };
+                        ledger.note_device(user, error);
+                        by_device.insert(user);
+                    }
                     (_, Some(user)) => {
                         if ledger.take_or_await(user, amount).is_err() {
                             refused += 1;
+                            by_budget.insert(user);
                             dues.insert(user, ledger.due(user.drawer, ledger.total));
                         }
                     }
+                }
+                if step == 1 && user.is_some() || !ledger.total.fits(total) {
+                    let has_more = |user: &&User| {
+                        // One that has not tried since it was notified a device may have refused.
+                        by_device.contains(*user)
+                            || !by_budget.contains(*user)
+                            || !ledger.due(user.drawer, ledger.total).fits(dues[*user])
+                    };
+                    due_more.extend(ledger.refused.rooms.keys().filter(has_more).copied());
                 }
                 let has_more_room = |(user, room): &(&User, &Amount)| {
                     ledger.entry(user.drawer).is_some_and(|entry| !ledger.room(entry).fits(**room))
                 };
                 let rooms = &ledger.refused.rooms;
-                due_more.retain(|user| rooms.contains_key(user));
+                for those_that_wait in [&mut due_more, &mut by_budget, &mut by_device] {
+                    those_that_wait.retain(|user| rooms.contains_key(user));
+                }
                 let is_expected =
                     |it: &(&User, &Amount)| has_more_room(it) || due_more.contains(it.0);
                 let expected: Vec<User> =
@@ -1197,7 +1239,10 @@ mod tests {
                 if next(5) == 0 {
                     notified += expected.len();
                     assert_eq!(with_room(&mut ledger), expected);
-                    due_more.clear();
+                    let rooms = &ledger.refused.rooms;
+                    for those_that_wait in [&mut due_more, &mut by_budget, &mut by_device] {
+                        those_that_wait.retain(|user| rooms.contains_key(user));
+                    }
                 }
             }
         }
