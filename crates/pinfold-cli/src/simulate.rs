@@ -10,7 +10,7 @@ use crate::output::{self, Failure, Output, Tone, Verdict};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use comfy_table::Cell;
 use pinfold_sim::fabric::Mutant;
-use pinfold_sim::simulation::{EPISODE_STEPS, FaultKind, Outcome, SimulationPlan, simulate};
+use pinfold_sim::simulation::{FaultKind, Outcome, SimulationPlan, simulate};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -69,7 +69,7 @@ struct Report {
     seconds: f64,
     faults: Vec<&'static str>,
     happened: BTreeMap<&'static str, u64>,
-    /// The first thing that went wrong, and the seed that runs it again.
+    /// The first thing that went wrong.
     first: Option<First>,
 }
 
@@ -79,6 +79,8 @@ struct First {
     steps: u64,
     step: u64,
     note: String,
+    /// What runs it again.
+    options: String,
 }
 
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Failure> {
@@ -87,10 +89,9 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<Verdict, Fai
         return scale::report(&arguments.scale, seed, output);
     }
     let plan = plan(arguments);
-    let (seed, steps) = (plan.seed, plan.steps);
-    output.note(format_args!("seed {seed}: --seed {seed} --steps {steps} runs the same again"));
+    output.note(format_args!("seed {}: {} runs the same again", plan.seed, options(&plan)));
     let begun = Instant::now();
-    let progress = output.progress(steps, "simulate");
+    let progress = output.progress(plan.steps, "simulate");
     let mut shown = 0;
     let outcome = simulate(&plan, |so_far| {
         progress.advance(so_far.steps - shown);
@@ -113,12 +114,25 @@ fn plan(arguments: &Arguments) -> SimulationPlan {
     }
 }
 
+/// Those with which the command runs `plan`.
+fn options(plan: &SimulationPlan) -> String {
+    let SimulationPlan { seed, steps, faults, mutant } = plan;
+    let faults = match &faults[..] {
+        [] => " --no-faults".to_owned(),
+        all if *all == FaultKind::ALL => String::new(),
+        some => some.iter().map(|fault| format!(" --fault {}", fault.name())).collect(),
+    };
+    let mutant = mutant.map(|mutant| format!(" --mutant {}", mutant.name()));
+    format!("--seed {seed} --steps {steps}{faults}{}", mutant.unwrap_or_default())
+}
+
 fn report(plan: &SimulationPlan, outcome: &Outcome, seconds: f64) -> Report {
     let first = outcome.first.as_ref().map(|first| First {
         seed: first.seed,
-        steps: EPISODE_STEPS.min(plan.steps),
+        steps: first.steps,
         step: first.step,
         note: first.note.clone(),
+        options: options(&first.again(plan)),
     });
     Report {
         seed: plan.seed,
@@ -138,8 +152,8 @@ fn report(plan: &SimulationPlan, outcome: &Outcome, seconds: f64) -> Report {
 
 fn human(report: &Report) -> String {
     let first = report.first.as_ref().map_or_else(String::new, |first| {
-        let First { seed, steps, step, note } = first;
-        format!("first: --seed {seed} --steps {steps}, step {step}: {note}\n\n")
+        let First { step, note, options, .. } = first;
+        format!("first: {options}, step {step}: {note}\n\n")
     });
     format!(
         "{}\n{}\n\n{first}seed {}: {} steps in {:.1} s\n",

@@ -40,14 +40,16 @@ fn faults_can_be_chosen() {
 }
 
 #[test]
-fn a_defect_is_found_and_its_seed_finds_it_again() {
-    let mutant = ["--mutant", "old-translation"];
-    let (held, report) = simulated(&[&mutant[..], &["--steps", "400000", "--seed", "7"]].concat());
-    assert!(!held && report["wrong"].as_u64() > Some(0), "{report:#}");
-    let first = &report["first"];
-    let (seed, steps) = (first["seed"].to_string(), first["steps"].to_string());
-    let again = [&mutant[..], &["--seed", &seed, "--steps", &steps]].concat();
-    assert_eq!(simulated(&again).1["first"], *first);
+fn a_defect_is_found_and_what_is_printed_finds_it_again() {
+    let defect = ["--mutant", "old-translation", "--steps", "400000", "--seed", "7"];
+    let some = ["--fault", "network", "--fault", "slow-registration"];
+    for faults in [&[][..], &["--no-faults"], &some] {
+        let (held, report) = simulated(&[&defect[..], faults].concat());
+        assert!(!held && report["wrong"].as_u64() > Some(0), "{report:#}");
+        let first = &report["first"];
+        let again: Vec<&str> = first["options"].as_str().unwrap().split(' ').collect();
+        assert_eq!(simulated(&again).1["first"], *first, "{faults:?}");
+    }
 }
 
 #[test]

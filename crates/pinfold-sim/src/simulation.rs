@@ -2,7 +2,7 @@
 //!
 //! A run is a sequence of episodes, each with its own world, cache and program. Everything in an
 //! episode follows from its seed: the first episode's is that of the run, so whatever failed is
-//! run again by its own seed alone ([`FailedStep::seed`]).
+//! run again by its own seed and length, with the same faults ([`FailedStep::again`]).
 //!
 //! A step is one event of the fabric, or one thing that the program or a peer does. What is
 //! checked: every cell that arrives anywhere; that every work ends in a completion, or in the open
@@ -132,8 +132,10 @@ pub enum Finding {
 /// The first thing that went wrong.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FailedStep {
-    /// The seed that runs the episode again.
+    /// The seed that runs the episode again, with the faults of the run.
     pub seed: u64,
+    /// How many steps the episode has.
+    pub steps: u64,
     /// The step of that episode.
     pub step: u64,
     /// What it was.
@@ -142,10 +144,17 @@ pub struct FailedStep {
     pub note: String,
 }
 
+impl FailedStep {
+    /// What runs the episode again, one of `plan`'s.
+    pub fn again(&self, plan: &SimulationPlan) -> SimulationPlan {
+        SimulationPlan { seed: self.seed, steps: self.steps, ..plan.clone() }
+    }
+}
+
 impl fmt::Display for FailedStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, step, finding, note } = self;
-        write!(f, "seed {seed}, step {step}: {finding:?}: {note}")
+        let Self { seed, steps, step, finding, note } = self;
+        write!(f, "seed {seed}, step {step} of {steps}: {finding:?}: {note}")
     }
 }
 
@@ -232,6 +241,7 @@ impl Outcome {
     }
 
     /// Notes a finding.
+    /// [`simulate`] adds how many steps there are.
     fn note(&mut self, seed: u64, step: u64, finding: Finding, note: impl fmt::Display) {
         let count = match finding {
             Finding::Wrong => &mut self.wrong,
@@ -243,7 +253,7 @@ impl Outcome {
         };
         *count += 1;
         if self.first.is_none() {
-            self.first = Some(FailedStep { seed, step, finding, note: note.to_string() });
+            self.first = Some(FailedStep { seed, steps: 0, step, finding, note: note.to_string() });
         }
     }
 }
@@ -253,8 +263,12 @@ pub fn simulate(plan: &SimulationPlan, mut go_on: impl FnMut(&Outcome) -> bool) 
     let mut outcome = Outcome::default();
     for number in 0..plan.steps.div_ceil(EPISODE_STEPS) {
         let steps = EPISODE_STEPS.min(plan.steps - outcome.steps);
+        let is_first = outcome.first.is_none();
         episode(plan, plan.episode_seed(number), steps, &mut outcome);
         outcome.steps += steps;
+        if let Some(first) = outcome.first.as_mut().filter(|_| is_first) {
+            first.steps = steps;
+        }
         if !go_on(&outcome) {
             break;
         }

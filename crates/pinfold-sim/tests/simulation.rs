@@ -74,6 +74,25 @@ fn there_is_a_run_in_which_everything_happens_and_nothing_is_wrong() {
     assert!(counts.iter().all(|&count| count > 0), "{happened:?}");
 }
 
+/// The last episode is as long as is left, and ends otherwise than a longer one.
+#[test]
+#[cfg_attr(miri, ignore = "too many steps")]
+fn what_fails_in_a_shorter_episode_fails_again() {
+    for mutant in [Mutant::OldTranslation, Mutant::DeafCache] {
+        let in_the_last = |seed| {
+            let plan = SimulationPlan {
+                mutant: Some(mutant),
+                ..SimulationPlan::new(seed, EPISODE_STEPS + 3_000)
+            };
+            let first = run(&plan).first.filter(|first| first.seed != plan.seed);
+            first.map(|first| (plan, first))
+        };
+        let (plan, first) = (0..200).find_map(in_the_last).unwrap();
+        assert_eq!(first.steps, 3_000);
+        assert_eq!(run(&first.again(&plan)).first, Some(first), "{mutant:?}");
+    }
+}
+
 #[test]
 fn nothing_is_wrong_under_each_fault_alone() {
     for (seed, fault) in (100..).zip(FaultKind::ALL) {
