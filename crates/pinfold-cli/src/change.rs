@@ -7,15 +7,17 @@
 //! that the bytes show if the old translation is still used.
 
 mod calls;
+mod child;
 mod direct;
+mod obstacle;
 mod specimen;
 
 pub(crate) use calls::{
-    Call, ChildEnd, HarmlessAdvice, NoDescriptors, Obstacle, advise_harmlessly, end_with_parent,
-    in_child, in_child_guarded, keep_freed_memory, lag_behind, migrate, stay_on, tasks,
-    this_processor, touch,
+    Advice, Call, NoDescriptors, advise_harmlessly, keep_freed_memory, lag_behind, migrate, touch,
 };
+pub(crate) use child::{ChildEnd, end_with_parent, in_child, in_child_guarded, tasks};
 pub(crate) use direct::DirectFile;
+pub(crate) use obstacle::Obstacle;
 pub(crate) use specimen::{Foothold, MappingFlood, Specimen};
 
 use pinfold::{Change, MappingKind};

@@ -5,13 +5,14 @@
 //! no thread changes.
 
 use crate::change::{
-    FirstWrong, Foothold, Mutation, Obstacle, Part, Specimen, difference, lag_behind, stay_on,
-    this_processor,
+    FirstWrong, Foothold, Mutation, Obstacle, Part, Specimen, difference, lag_behind,
 };
 use crate::port::{Port, Refusal};
 use pinfold::landing::AskError;
 use pinfold::pool::AllocateError;
 use pinfold::{Access, AddressRange, GetError};
+use pinfold_kernel::thread::stay_on;
+use rustix::thread::sched_getcpu;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -260,10 +261,11 @@ fn run(
     changer: impl FnOnce() -> Result<Option<FirstWrong>, Stop> + Send,
 ) -> Result<Option<FirstWrong>, Stop> {
     let signals = Signals::default();
-    let processor = this_processor();
+    let processor = sched_getcpu();
     let keep_together = || {
         if pace == Pace::Lagging {
-            stay_on(processor);
+            // Where it may not, the two meet less often.
+            let _ = stay_on(processor);
         }
     };
     thread::scope(|scope| {

@@ -7,7 +7,7 @@
 //!
 //! | module | calls |
 //! |---|---|
-//! | [`errno`] | the kernel's error numbers |
+//! | [`errno`], [`raw`] | the kernel's error numbers, calls by the instruction itself |
 //! | [`control_group`] | which control groups count this process, and their limits |
 //! | [`process`], [`thread`], [`priority`], [`signal`], [`child`], [`poll`] | facts of the process, threads without signals, children, waiting |
 //! | [`descriptor`], [`own_process`], [`socket`], [`futex`], [`membarrier`] | files, connections, wake-ups, barriers |
@@ -29,7 +29,7 @@
 //! argument. Nothing in [`descriptor`], [`futex`], [`procmap`] and [`userfaultfd`] allocates or takes a lock, so
 //! that the reader of a monitor may use all of it.
 //!
-//! The order of layers, each using only what stands before it: `control_group`, `errno`, `request`, `zeroed`, `symbols`, `futex`,
+//! The order of layers, each using only what stands before it: `control_group`, `errno`, `raw`, `request`, `zeroed`, `symbols`, `futex`,
 //! `membarrier`, `io_uring`, `memory`, `poll`, `process`, `process_page`, `signal`, `child`, `numa`, `thread`, `priority`, `descriptor`, `own_process`, `pages`, `procmap`, `socket`,
 //! `userfaultfd`, `words`, `fork_holes`, `mapping`, `trial`.
 //!
@@ -61,6 +61,7 @@ pub mod priority;
 pub mod process;
 mod process_page;
 pub mod procmap;
+pub mod raw;
 mod request;
 pub mod signal;
 pub mod socket;

@@ -858,10 +858,10 @@ unsafe fn fields_of(mr: NonNull<ibv_mr>) -> HandleFields {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::raw::system_call;
     use libc::{BPF_ABS, BPF_ALU, BPF_AND, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
     use pinfold::monitor::best_without_loading;
     use pinfold_kernel::priority::priority_of;
+    use pinfold_kernel::raw::system_call;
     use pinfold_kernel::thread::{run_before_all, thread_id, yield_now};
     use std::collections::BTreeSet;
     use std::os::fd::AsRawFd;

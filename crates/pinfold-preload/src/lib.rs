@@ -35,7 +35,7 @@
 //! # Where to look next
 //!
 //! In the order of layers: `reasons` (why something is not kept), `heap` (memory of our own), `linked` (which functions the program has), `sanitizer` (of leaks), `sandbox` (the program's own
-//! filters), `complaint` (standard error), `environment` (variables), `elf`, `sync` (seams), `raw` (system calls by the instruction), `main_thread` (a `main` that leaves), `apart` (a stack of our own), `device` (which open file a descriptor stands for), `steps` (one deregistration on two threads), `hooks` (apart from all
+//! filters), `complaint` (standard error), `environment` (variables), `elf`, `sync` (seams), `main_thread` (a `main` that leaves), `apart` (a stack of our own), `device` (which open file a descriptor stands for), `steps` (one deregistration on two threads), `hooks` (apart from all
 //! others), `rank` (of a job), `settings`, `rights`, `modules` (what is loaded), `caller` (which module calls), `found` (what is looked for once), `real` (libibverbs itself), `holding` (a thread that waits for itself),
 //! `store` (what is registered and watched), `admission` (what is worth keeping), `children` (what forked children do to
 //! it), `report`, `mapping_room` (how many mappings may be watched), `keeper` (finds, registers, keeps), `process` (all of it, also after a fork), `calls`
@@ -68,7 +68,6 @@ mod modules;
 mod process;
 mod rank;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod raw;
 mod real;
 mod reasons;
 mod report;

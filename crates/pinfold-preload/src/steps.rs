@@ -25,11 +25,11 @@
 #![allow(clippy::cast_possible_truncation)] // what has 32 bits in a word of 64
 
 use crate::device::LentDevice;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-use crate::raw::system_call;
 use libc::c_int;
 use pinfold::registrar::verbs::ffi::ibv_mr;
 use pinfold_kernel::errno::{last_errno, set_errno};
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use pinfold_kernel::raw::system_call;
 use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};

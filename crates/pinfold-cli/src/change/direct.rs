@@ -4,7 +4,7 @@
 //! in the file again. A direct write then replaces the page in the file, and nothing that parts a page
 //! from an address is called for that.
 
-use super::calls::Obstacle;
+use super::obstacle::Obstacle;
 use super::{Specimen, difference};
 use pinfold::AddressRange;
 use pinfold_kernel::descriptor;

@@ -12,7 +12,8 @@
 
 #![allow(unsafe_code)]
 
-use super::calls::{self, Advice, Call, Obstacle, Place};
+use super::calls::{self, Advice, Call, Place};
+use super::obstacle::Obstacle;
 use super::{Backing, Mutation, Part, difference};
 use pinfold::AddressRange;
 use std::os::fd::OwnedFd;
@@ -97,7 +98,7 @@ impl Specimen {
         match self.backing {
             // SAFETY: the body is this specimen's, and pages that are there stay.
             Backing::Hugetlb => unsafe {
-                calls::advise(self.body, Advice::PopulateWrite, Call::Library)
+                calls::advise(self.body, Advice::POPULATE_WRITE, Call::Library)
             },
             _ => Ok(()),
         }
@@ -181,30 +182,32 @@ impl Specimen {
         // SAFETY: the body, or a part of it, is this specimen's alone.
         unsafe {
             match mutation {
-                Mutation::Discard(part, by) => calls::advise(self.part(part), Advice::DontNeed, by),
+                Mutation::Discard(part, by) => {
+                    calls::advise(self.part(part), Advice::DONT_NEED, by)
+                }
                 Mutation::DiscardLocked => {
                     calls::lock(body);
-                    let discarded = calls::advise(body, Advice::DontNeedLocked, Call::Library);
+                    let discarded = calls::advise(body, Advice::DONT_NEED_LOCKED, Call::Library);
                     calls::unlock(body);
                     discarded
                 }
-                Mutation::Free => calls::advise(body, Advice::Free, Call::Library),
+                Mutation::Free => calls::advise(body, Advice::FREE, Call::Library),
                 Mutation::DiscardByDescriptor => {
-                    calls::advise_by_descriptor(body, Advice::DontNeed)
+                    calls::advise_by_descriptor(body, Advice::DONT_NEED)
                 }
-                Mutation::DiscardFromChild => calls::advise_parent(body, Advice::DontNeed),
+                Mutation::DiscardFromChild => calls::advise_parent(body, Advice::DONT_NEED),
                 Mutation::GuardByDescriptor => {
-                    calls::advise_by_descriptor(body, Advice::GuardInstall)?;
-                    calls::advise(body, Advice::GuardRemove, Call::Library)
+                    calls::advise_by_descriptor(body, Advice::GUARD_INSTALL)?;
+                    calls::advise(body, Advice::GUARD_REMOVE, Call::Library)
                 }
-                Mutation::PageOut => calls::advise(body, Advice::PageOut, Call::Library),
-                Mutation::Populate => calls::advise(body, Advice::PopulateWrite, Call::Library),
-                Mutation::Collapse => calls::advise(body, Advice::Collapse, Call::Library),
-                Mutation::Remove => calls::advise(body, Advice::Remove, Call::Library),
-                Mutation::RemoveInChild => calls::advise_in_child(body, Advice::Remove),
+                Mutation::PageOut => calls::advise(body, Advice::PAGE_OUT, Call::Library),
+                Mutation::Populate => calls::advise(body, Advice::POPULATE_WRITE, Call::Library),
+                Mutation::Collapse => calls::advise(body, Advice::COLLAPSE, Call::Library),
+                Mutation::Remove => calls::advise(body, Advice::REMOVE, Call::Library),
+                Mutation::RemoveInChild => calls::advise_in_child(body, Advice::REMOVE),
                 Mutation::Guard(by) => {
-                    calls::advise(body, Advice::GuardInstall, by)?;
-                    calls::advise(body, Advice::GuardRemove, Call::Library)
+                    calls::advise(body, Advice::GUARD_INSTALL, by)?;
+                    calls::advise(body, Advice::GUARD_REMOVE, Call::Library)
                 }
                 Mutation::Protect => {
                     calls::protect(body, libc::PROT_READ)?;
@@ -399,7 +402,7 @@ impl Specimen {
             Backing::TransparentHuge => {
                 self.map(part, place, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None)?;
                 // SAFETY: the part was just mapped for this specimen.
-                unsafe { calls::advise(part, Advice::HugePage, Call::Library) }
+                unsafe { calls::advise(part, Advice::HUGE_PAGE, Call::Library) }
             }
             Backing::Hugetlb => {
                 let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB;

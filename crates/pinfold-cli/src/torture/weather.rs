@@ -5,7 +5,7 @@
 //! is done to any mapping of the process, whichever thread it belongs to. What this machine or this
 //! user may not do is refused and counted.
 
-use crate::change::{HarmlessAdvice, advise_harmlessly, migrate};
+use crate::change::{Advice, advise_harmlessly, migrate};
 use fastrand::Rng;
 use pinfold::AddressRange;
 use pinfold::mappings::mappings_in;
@@ -112,14 +112,14 @@ impl Weather {
 
     /// Something for a part of any mapping, which may be gone by then.
     fn advise(&mut self) {
-        let advice = HarmlessAdvice::ALL[self.rng.usize(..HarmlessAdvice::ALL.len())];
-        if advice == HarmlessAdvice::SoftOffline && self.offlined >= OFFLINE {
+        let advice = Advice::HARMLESS[self.rng.usize(..Advice::HARMLESS.len())];
+        if advice == Advice::SOFT_OFFLINE && self.offlined >= OFFLINE {
             return;
         }
         let Some(range) = self.any_range(advice.longest()) else { return };
         let done = advise_harmlessly(range, advice);
-        self.offlined += u32::from(done && advice == HarmlessAdvice::SoftOffline);
-        self.count(advice.name(), done);
+        self.offlined += u32::from(done && advice == Advice::SOFT_OFFLINE);
+        self.count(advice.name, done);
     }
 
     fn any_range(&mut self, longest: usize) -> Option<AddressRange> {

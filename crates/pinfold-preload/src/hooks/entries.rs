@@ -16,9 +16,9 @@
 
 use super::told::{self, GUARD_INSTALL, NO_KEY, told};
 use super::{moved, self_test, userfaultfd};
-use crate::raw::{Answer, system_call};
 use crate::sandbox;
 use libc::{c_int, c_long, c_uint, c_ulong, c_void, iovec, size_t, ssize_t};
+use pinfold_kernel::raw::{RawAnswer, system_call};
 
 /// An argument that has 32 bits, as the C library hands it to the kernel.
 fn widened(argument: c_int) -> usize {
@@ -113,7 +113,7 @@ unsafe extern "C" fn prctl(option: c_int, b: usize, c: usize, d: usize, e: usize
 }
 
 /// Makes the call, noted if it restricts the system calls that may be made.
-unsafe fn restricting_call(number: c_long, arguments: [usize; 5]) -> Answer {
+unsafe fn restricting_call(number: c_long, arguments: [usize; 5]) -> RawAnswer {
     let word = arguments[0] as c_int;
     let restricts = match number {
         libc::SYS_prctl => word == libc::PR_SET_SECCOMP,
@@ -123,13 +123,13 @@ unsafe fn restricting_call(number: c_long, arguments: [usize; 5]) -> Answer {
     };
     // SAFETY: see the file's header.
     let call = || unsafe { system_call(number, arguments) };
-    let has_failed = |answer: &Answer| has_refused_to_restrict(number, arguments, *answer);
+    let has_failed = |answer: &RawAnswer| has_refused_to_restrict(number, arguments, *answer);
     if restricts { sandbox::restricts(call, has_failed) } else { call() }
 }
 
 /// Whether the kernel has refused to restrict anything: by an error, or by the number of a thread that has filters which the
 /// calling one lacks, where a filter was to be all threads'. What is a descriptor's number otherwise needs a flag more.
-fn has_refused_to_restrict(number: c_long, arguments: [usize; 5], answer: Answer) -> bool {
+fn has_refused_to_restrict(number: c_long, arguments: [usize; 5], answer: RawAnswer) -> bool {
     let flags = arguments[1] as c_ulong;
     let is_of_all = number == libc::SYS_seccomp && flags & libc::SECCOMP_FILTER_FLAG_TSYNC != 0;
     let names_thread = is_of_all && flags & libc::SECCOMP_FILTER_FLAG_NEW_LISTENER == 0;
@@ -137,10 +137,10 @@ fn has_refused_to_restrict(number: c_long, arguments: [usize; 5], answer: Answer
 }
 
 /// Makes the call, marked if it changes what must be told.
-unsafe fn watched_call(number: c_long, arguments: [usize; 5]) -> Answer {
+unsafe fn watched_call(number: c_long, arguments: [usize; 5]) -> RawAnswer {
     let change = told::change_of(number, arguments);
     if change.is_some() && self_test::is_a_trial(number, arguments) {
-        return Answer(-(libc::EINVAL as isize));
+        return RawAnswer(-(libc::EINVAL as isize));
     }
     // SAFETY: see the file's header.
     told(change, || unsafe { system_call(number, arguments) })
@@ -173,7 +173,7 @@ unsafe extern "C" fn numbered(
 
 /// What the kernel refused, in the C library's way.
 extern "C" fn refused(answer: isize) -> c_long {
-    Answer(answer).as_libc() as c_long
+    RawAnswer(answer).as_libc() as c_long
 }
 
 /// `long syscall(long number, ...)`: shifts the arguments by one, as the C library's does.
@@ -299,7 +299,7 @@ mod tests {
         const LISTENER: usize = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as usize;
         let is_refused = |number, flags, answer| {
             let operation = libc::SECCOMP_SET_MODE_FILTER as usize;
-            has_refused_to_restrict(number, [operation, flags, 0, 0, 0], Answer(answer))
+            has_refused_to_restrict(number, [operation, flags, 0, 0, 0], RawAnswer(answer))
         };
         let refused = [(ALL, 77), (ALL, -1), (0, -1), (LISTENER, -1)];
         assert!(refused.into_iter().all(|(flags, answer)| is_refused(

@@ -18,17 +18,17 @@
 use super::aside::{self, When};
 use super::told::guarded;
 use crate::apart::is_ours;
-use crate::raw::{Answer, system_call};
 use libc::c_int;
 use pinfold::AddressRange;
 use pinfold_kernel::process::page_bytes;
+use pinfold_kernel::raw::{RawAnswer, system_call};
 
 /// Makes the program's `mremap`.
 ///
 /// # Safety
 ///
 /// As `mremap` demands.
-pub(super) unsafe fn mremap(arguments: [usize; 5]) -> Answer {
+pub(super) unsafe fn mremap(arguments: [usize; 5]) -> RawAnswer {
     // SAFETY: the caller's promise.
     let call = || unsafe { system_call(libc::SYS_mremap, arguments) };
     let Some(range) = moved(arguments) else { return call() };

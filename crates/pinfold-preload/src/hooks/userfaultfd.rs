@@ -20,10 +20,10 @@ use super::aside::{self, When};
 use super::pinfold_process_feed;
 use super::told::{guarded, told};
 use crate::apart::is_ours;
-use crate::raw::{Answer, system_call};
 use crate::steps;
 use libc::c_int;
 use pinfold::AddressRange;
+use pinfold_kernel::raw::{RawAnswer, system_call};
 
 /// Of `linux/userfaultfd.h`; the kernel takes a request as 32 bits.
 const REGISTER: u32 = 0xc020_aa00;
@@ -37,7 +37,7 @@ type Request = [u64; 2];
 /// # Safety
 ///
 /// As `ioctl` demands.
-pub(super) unsafe fn ioctl(arguments: [usize; 5]) -> Answer {
+pub(super) unsafe fn ioctl(arguments: [usize; 5]) -> RawAnswer {
     match arguments[1] as u32 {
         // SAFETY: the caller's promise.
         REGISTER if !is_ours() => unsafe { register(arguments) },
@@ -50,20 +50,20 @@ pub(super) unsafe fn ioctl(arguments: [usize; 5]) -> Answer {
     }
 }
 
-unsafe fn verbs(arguments: [usize; 5]) -> Answer {
+unsafe fn verbs(arguments: [usize; 5]) -> RawAnswer {
     let request = std::ptr::with_exposed_provenance(arguments[2]);
     // SAFETY: the caller's promise.
     let call = || unsafe { system_call(libc::SYS_ioctl, arguments) }.0;
     // SAFETY: the caller's promise.
-    Answer(unsafe { steps::answer(arguments[0] as c_int, request, call) })
+    RawAnswer(unsafe { steps::answer(arguments[0] as c_int, request, call) })
 }
 
-unsafe fn register(arguments: [usize; 5]) -> Answer {
+unsafe fn register(arguments: [usize; 5]) -> RawAnswer {
     // SAFETY: the caller's promise.
     unsafe { made_aside(libc::EBUSY, arguments, || range_named_by(arguments)) }
 }
 
-unsafe fn unregister(arguments: [usize; 5]) -> Answer {
+unsafe fn unregister(arguments: [usize; 5]) -> RawAnswer {
     // Where nothing was kept nothing is looked at: a filter of the program's own may end it at the question whether the
     // request can be read.
     let request = if aside::is_anything_kept() { copy_of(arguments[2]) } else { None };
@@ -72,7 +72,7 @@ unsafe fn unregister(arguments: [usize; 5]) -> Answer {
 }
 
 /// Makes the call with what was read of the request; where nothing was, it may name any range.
-unsafe fn unregister_as(request: Option<Request>, arguments: [usize; 5]) -> Answer {
+unsafe fn unregister_as(request: Option<Request>, arguments: [usize; 5]) -> RawAnswer {
     let [descriptor, number, named, d, e] = arguments;
     // What is reported is what the kernel reads, whatever another thread does to the program's.
     let read = request.as_ref().map_or(named, |copy| copy.as_ptr().expose_provenance());
@@ -89,7 +89,7 @@ unsafe fn made_aside(
     refused: c_int,
     arguments: [usize; 5],
     range: impl Fn() -> Option<AddressRange>,
-) -> Answer {
+) -> RawAnswer {
     // SAFETY: the caller's promise.
     let call = || unsafe { system_call(libc::SYS_ioctl, arguments) };
     let answer = call();

@@ -1,25 +1,19 @@
-//! System calls by the instruction itself, and the C library's way to say that one failed.
+//! System calls by the instruction itself, which no function of that name replaces, and the C library's way to say that
+//! one failed.
 //!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` for the instruction. What a call does to memory is its maker's
-//! responsibility; nothing here adds to it.
+//! What a call does to memory is its maker's responsibility; nothing here adds to it.
 
-#![allow(unsafe_code)]
-#![allow(clippy::cast_possible_truncation)] // registers have 64 bits, see `lib.rs`
-
+use crate::errno::{Errno, set_errno};
 use libc::{c_int, c_long};
-use pinfold_kernel::Errno;
-use pinfold_kernel::errno::set_errno;
 
 /// The kernel's answer, `-errno` where the call failed.
-#[derive(Clone, Copy)]
-pub(crate) struct Answer(pub(crate) isize);
+#[derive(Clone, Copy, Debug)]
+pub struct RawAnswer(pub isize);
 
-impl Answer {
+impl RawAnswer {
     /// The result as the C library gives it: -1 with the error number set, or else the error number
     /// left as it is.
-    pub(crate) fn as_libc(self) -> isize {
+    pub fn as_libc(self) -> isize {
         match self.errno() {
             None => self.0,
             Some(errno) => {
@@ -30,16 +24,17 @@ impl Answer {
     }
 
     /// Whether the kernel refused with this error number.
-    pub(crate) fn is(self, errno: c_int) -> bool {
+    pub fn is(self, errno: c_int) -> bool {
         self.errno() == Some(errno)
     }
 
     /// Whether the kernel refused.
-    pub(crate) fn has_failed(self) -> bool {
+    pub fn has_failed(self) -> bool {
         self.errno().is_some()
     }
 
-    fn errno(self) -> Option<c_int> {
+    /// The kernel's error number, if it refused.
+    pub fn errno(self) -> Option<c_int> {
         // The kernel's convention: error numbers are below 4096, and no call has such results.
         let failed = (-4095..0).contains(&self.0);
         failed.then(|| c_int::try_from(-self.0).unwrap_or(libc::EINVAL))
@@ -53,7 +48,8 @@ impl Answer {
 /// Whatever the call demands.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-pub(crate) unsafe fn system_call(number: c_long, [a, b, c, d, e]: [usize; 5]) -> Answer {
+#[allow(clippy::cast_possible_truncation)] // registers have 64 bits
+pub unsafe fn system_call(number: c_long, [a, b, c, d, e]: [usize; 5]) -> RawAnswer {
     let answer;
     // SAFETY: the instruction changes these registers and, by the caller's promise, memory.
     unsafe {
@@ -65,7 +61,7 @@ pub(crate) unsafe fn system_call(number: c_long, [a, b, c, d, e]: [usize; 5]) ->
             options(nostack),
         );
     }
-    Answer(answer)
+    RawAnswer(answer)
 }
 
 /// As on x86-64.
@@ -75,7 +71,8 @@ pub(crate) unsafe fn system_call(number: c_long, [a, b, c, d, e]: [usize; 5]) ->
 /// Whatever the call demands.
 #[cfg(target_arch = "aarch64")]
 #[inline]
-pub(crate) unsafe fn system_call(number: c_long, [a, b, c, d, e]: [usize; 5]) -> Answer {
+#[allow(clippy::cast_possible_truncation)] // registers have 64 bits
+pub unsafe fn system_call(number: c_long, [a, b, c, d, e]: [usize; 5]) -> RawAnswer {
     let answer;
     // SAFETY: as on x86-64.
     unsafe {
@@ -87,21 +84,33 @@ pub(crate) unsafe fn system_call(number: c_long, [a, b, c, d, e]: [usize; 5]) ->
             options(nostack),
         );
     }
-    Answer(answer)
+    RawAnswer(answer)
+}
+
+/// As on x86-64, but by the C library's function of that purpose.
+///
+/// # Safety
+///
+/// Whatever the call demands.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub unsafe fn system_call(number: c_long, [a, b, c, d, e]: [usize; 5]) -> RawAnswer {
+    // SAFETY: the caller's promise.
+    let answer = unsafe { libc::syscall(number, a, b, c, d, e) };
+    RawAnswer(if answer < 0 { -(crate::errno::last_errno().0 as isize) } else { answer as isize })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pinfold_kernel::errno::last_errno;
+    use crate::errno::last_errno;
 
     #[test]
     fn failures_are_told_in_the_c_library_s_way() {
         set_errno(Errno(libc::EXDEV));
-        assert_eq!(Answer(0).as_libc(), 0);
-        assert_eq!(Answer(-4096).as_libc(), -4096);
+        assert_eq!(RawAnswer(0).as_libc(), 0);
+        assert_eq!(RawAnswer(-4096).as_libc(), -4096);
         assert_eq!(last_errno(), Errno(libc::EXDEV), "left as it was");
-        assert_eq!(Answer(-(libc::EINVAL as isize)).as_libc(), -1);
+        assert_eq!(RawAnswer(-(libc::EINVAL as isize)).as_libc(), -1);
         assert_eq!(last_errno(), Errno(libc::EINVAL));
     }
 
