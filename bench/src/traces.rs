@@ -2,45 +2,32 @@
 //! from a seed and for a cache of a given capacity, because only their relation matters.
 
 use fastrand::Rng;
+use pinfold::listed;
 
 /// A region's number.
 pub(crate) type Region = u32;
 
-/// A kind of trace.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Trace {
-    /// Any of twice the capacity, each as likely.
-    Uniform,
-    /// Of eight times the capacity, a few very often: the n-th in proportion to 1/n.
-    Zipf,
-    /// Round and round through a tenth more than fits: least recent use never hits.
-    Loop,
-    /// Zipf over the capacity, and now and then a scan of what is used once and never again.
-    Scans,
-    /// Buffers of a message-passing program, in rings, one ring for each peer; now and then it
-    /// sends all of a large array, the same one each time, piece by piece.
-    Messages,
-    /// Zipf over the capacity, then the same over other memory, and so on.
-    Phases,
+listed! {
+    /// A kind of trace.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(crate) enum Trace {
+        /// Any of twice the capacity, each as likely.
+        Uniform => "uniform",
+        /// Of eight times the capacity, a few very often: the n-th in proportion to 1/n.
+        Zipf => "zipf",
+        /// Round and round through a tenth more than fits: least recent use never hits.
+        Loop => "loop",
+        /// Zipf over the capacity, and now and then a scan of what is used once and never again.
+        Scans => "zipf and scans",
+        /// Buffers of a message-passing program, in rings, one ring for each peer; now and then it
+        /// sends all of a large array, the same one each time, piece by piece.
+        Messages => "messages",
+        /// Zipf over the capacity, then the same over other memory, and so on.
+        Phases => "phases",
+    }
 }
 
 impl Trace {
-    /// All of them.
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Uniform, Self::Zipf, Self::Loop, Self::Scans, Self::Messages, Self::Phases];
-
-    /// Its name in a report.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Uniform => "uniform",
-            Self::Zipf => "zipf",
-            Self::Loop => "loop",
-            Self::Scans => "zipf and scans",
-            Self::Messages => "messages",
-            Self::Phases => "phases",
-        }
-    }
-
     /// The trace of `length` accesses for a cache of `capacity` regions.
     pub(crate) fn make(self, capacity: Region, length: usize, random: &mut Rng) -> Vec<Region> {
         match self {

@@ -14,6 +14,7 @@ use crate::machine::failed;
 use crate::report::Report;
 use crate::ring::{AnyMonitor, Memory, Pages, userfaultfd};
 use crate::rounds::Comparison;
+use pinfold::listed;
 use pinfold::registrar::verbs::{
     Device, DeviceError, Domain, Loopback, LoopbackDirection, MemoryRegion, OnDemand, Operations,
     Transfer, Transport, Verbs,
@@ -28,26 +29,14 @@ use std::time::Instant;
 
 type Tiers = OnDemandOrPinned<AnyMonitor>;
 
-/// How the memory of a transfer gets its registration.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    EachTime,
-    Cached,
-    OnDemand,
-    Prefetched,
-}
-
-impl Way {
-    /// The first is what the others are compared with.
-    const ALL: [Self; 4] = [Self::Cached, Self::EachTime, Self::OnDemand, Self::Prefetched];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::EachTime => "pinned, each time",
-            Self::Cached => "pinned, cached",
-            Self::OnDemand => "on demand",
-            Self::Prefetched => "on demand, prefetched",
-        }
+listed! {
+    /// How the memory of a transfer gets its registration. The first is what the others are compared with.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Way {
+        Cached => "pinned, cached",
+        EachTime => "pinned, each time",
+        OnDemand => "on demand",
+        Prefetched => "on demand, prefetched",
     }
 }
 

@@ -5,6 +5,7 @@ use crate::Options;
 use crate::report::Report;
 use crate::ring::{Direction, Memory, Pages, Ring, registrar_of};
 use crate::rounds::{Comparison, compare};
+use pinfold::listed;
 use pinfold::monitor::Userfaultfd;
 use pinfold::pieces::{self, Progress};
 use pinfold::registrar::IoUring;
@@ -117,48 +118,28 @@ impl Rig {
     }
 }
 
-/// What two threads divide between them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Part {
-    /// Registering small pages that are not there, made in advance: what `register_all` does.
-    Untouched,
-    /// The same with the pages made by the registration, under the ring's lock.
-    NotPrefaulted,
-    /// Registering huge pages that are not there.
-    UntouchedHuge,
-    /// Making small pages, without registering them.
-    PagesMade,
-    /// Registering pages that are there with one ring.
-    OneRing,
-    /// The same with a ring for each thread.
-    RingEach,
-    /// Writing memory that is there, for the memory's own speed.
-    Written,
+listed! {
+    /// What two threads divide between them.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    enum Part {
+        /// Registering small pages that are not there, made in advance: what `register_all` does.
+        Untouched => "untouched, register_all",
+        /// Registering huge pages that are not there.
+        UntouchedHuge => "untouched, huge pages, register_all",
+        /// The same with the pages made by the registration, under the ring's lock.
+        NotPrefaulted => "untouched, without prefaulting",
+        /// Making small pages, without registering them.
+        PagesMade => "pages made, not registered",
+        /// Registering pages that are there with one ring.
+        OneRing => "pages there, one ring",
+        /// The same with a ring for each thread.
+        RingEach => "pages there, a ring each",
+        /// Writing memory that is there, for the memory's own speed.
+        Written => "memory written",
+    }
 }
 
 impl Part {
-    const ALL: [Self; 7] = [
-        Self::Untouched,
-        Self::UntouchedHuge,
-        Self::NotPrefaulted,
-        Self::PagesMade,
-        Self::OneRing,
-        Self::RingEach,
-        Self::Written,
-    ];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Untouched => "untouched, register_all",
-            Self::UntouchedHuge => "untouched, huge pages, register_all",
-            Self::NotPrefaulted => "untouched, without prefaulting",
-            Self::PagesMade => "pages made, not registered",
-            Self::OneRing => "pages there, one ring",
-            Self::RingEach => "pages there, a ring each",
-            Self::Written => "memory written",
-        }
-    }
-
     const fn pages(self) -> Pages {
         match self {
             Self::Untouched | Self::NotPrefaulted | Self::PagesMade => Pages::Untouched,

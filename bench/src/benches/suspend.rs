@@ -20,6 +20,7 @@ use crate::report::Report;
 use crate::ring::{self, Memory, Pages, RingCache, cache_over, registrar_of, userfaultfd};
 use crate::rounds::{Comparison, median};
 use io_uring::IoUring;
+use pinfold::listed;
 use pinfold::rearrange::{
     Defragmented, HugePageWay, Node, OnNodes, RearrangeError, ResidentPages, Trimmed, defragment,
     defragment_in_steps, migrate, trim,
@@ -34,48 +35,31 @@ use stream::{MESSAGE, Outcome, Signals, Stream};
 
 const BYTES: usize = 16 << 20;
 
-/// How a region is made huge while the stream goes on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Course {
-    /// One huge page's worth at a time.
-    Steps,
-    /// The same, during a lease of the whole region that keeps its index.
-    StepsBesideLease,
-    /// All of it under one suspension.
-    AtOnce,
-}
-
-impl Course {
-    const ALL: [Self; 3] = [Self::Steps, Self::StepsBesideLease, Self::AtOnce];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Steps => "steps",
-            Self::StepsBesideLease => "steps beside a lease",
-            Self::AtOnce => "at once",
-        }
+listed! {
+    /// How a region is made huge while the stream goes on.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    enum Course {
+        /// One huge page's worth at a time.
+        Steps => "steps",
+        /// The same, during a lease of the whole region that keeps its index.
+        StepsBesideLease => "steps beside a lease",
+        /// All of it under one suspension.
+        AtOnce => "at once",
     }
 }
 
-/// How huge pages are made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Making {
-    /// Of the pages that are there.
-    InPlace,
-    /// Elsewhere, from a copy.
-    ByCopy,
+listed! {
+    /// How huge pages are made.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    enum Making {
+        /// Of the pages that are there.
+        InPlace => "in place",
+        /// Elsewhere, from a copy.
+        ByCopy => "by copy",
+    }
 }
 
 impl Making {
-    const ALL: [Self; 2] = [Self::InPlace, Self::ByCopy];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::InPlace => "in place",
-            Self::ByCopy => "by copy",
-        }
-    }
-
     fn way(self) -> HugePageWay {
         match self {
             Self::InPlace => HugePageWay::IN_PLACE,

@@ -20,6 +20,7 @@ pub(crate) use direct::DirectFile;
 pub(crate) use obstacle::Obstacle;
 pub(crate) use specimen::{Foothold, MappingFlood, Specimen};
 
+use pinfold::listed;
 use pinfold::{Change, MappingKind};
 use std::fmt;
 
@@ -36,58 +37,32 @@ pub(crate) fn difference(got: &[u8], wanted: &[u8]) -> Option<FirstWrong> {
     Some(number * BLOCK + within.unwrap_or_else(|| got.len().min(wanted.len())))
 }
 
-/// A kind of memory, finer than [`MappingKind`]: what behaves differently under change.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Backing {
-    /// Private memory in small pages.
-    Anonymous,
-    /// Private memory in transparent huge pages.
-    TransparentHuge,
-    /// Private memory in reserved huge pages.
-    Hugetlb,
-    /// Shared memory without a file.
-    SharedAnonymous,
-    /// A shared mapping of a memfd.
-    MemfdShared,
-    /// A private mapping of a memfd.
-    MemfdPrivate,
-    /// A private mapping of a file on disk.
-    FilePrivate,
-    /// A System V segment.
-    SystemV,
-    /// The heap behind `brk`.
-    Heap,
+listed! {
+    /// A kind of memory, finer than [`MappingKind`]: what behaves differently under change.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub(crate) enum Backing {
+        /// Private memory in small pages.
+        Anonymous => "anonymous",
+        /// Private memory in transparent huge pages.
+        TransparentHuge => "transparent huge",
+        /// Private memory in reserved huge pages.
+        Hugetlb => "hugetlb",
+        /// Shared memory without a file.
+        SharedAnonymous => "shared anonymous",
+        /// A shared mapping of a memfd.
+        MemfdShared => "memfd shared",
+        /// A private mapping of a memfd.
+        MemfdPrivate => "memfd private",
+        /// A private mapping of a file on disk.
+        FilePrivate => "file private",
+        /// A System V segment.
+        SystemV => "System V",
+        /// The heap behind `brk`.
+        Heap => "heap",
+    }
 }
 
 impl Backing {
-    /// All of them.
-    pub(crate) const ALL: [Self; 9] = [
-        Self::Anonymous,
-        Self::TransparentHuge,
-        Self::Hugetlb,
-        Self::SharedAnonymous,
-        Self::MemfdShared,
-        Self::MemfdPrivate,
-        Self::FilePrivate,
-        Self::SystemV,
-        Self::Heap,
-    ];
-
-    /// Its name in a report.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Anonymous => "anonymous",
-            Self::TransparentHuge => "transparent huge",
-            Self::Hugetlb => "hugetlb",
-            Self::SharedAnonymous => "shared anonymous",
-            Self::MemfdShared => "memfd shared",
-            Self::MemfdPrivate => "memfd private",
-            Self::FilePrivate => "file private",
-            Self::SystemV => "System V",
-            Self::Heap => "heap",
-        }
-    }
-
     /// Its name at the head of a narrow column.
     pub(crate) const fn short_name(self) -> &'static str {
         match self {

@@ -1,6 +1,8 @@
 //! Enums of which a program wants all: their variants are written once.
 
-/// An enum with a list of `ALL` its variants, in the order of their declaration; and with their names, where it has them.
+/// **Internal to Pinfold.** An enum with a list of `ALL` its variants, in the order of their declaration; and with their names, where it has them.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! listed {
     (
         $(#[$of:meta])*

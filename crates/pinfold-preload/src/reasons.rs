@@ -1,37 +1,11 @@
 //! Why registrations are not kept, and what changes that.
 
-/// Why a registration is not kept.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Reason {
-    EarlyUse,
-    RemoteRights,
-    OnDemand,
-    OtherFlags,
-    ForeignAddress,
-    OldAbi,
-    OwnHandle,
-    NoMemory,
-    OverBudget,
-    NoRoom,
-    KindOfMemory,
-    HugePagePool,
-    WatchRefused,
-    ManyMappings,
-    ManyChanges,
-    Changing,
-    NoMonitor,
-    KeptFromChildren,
-    MonitorStarting,
-    MonitorLost,
-    Restricted,
-    Sanitizer,
-    Fault,
-}
+use pinfold::listed;
 
-use Reason::*;
-
-impl Reason {
-    pub(crate) const ALL: [Self; 23] = [
+listed! {
+    /// Why a registration is not kept.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(crate) enum Reason {
         EarlyUse,
         RemoteRights,
         OnDemand,
@@ -55,8 +29,12 @@ impl Reason {
         Restricted,
         Sanitizer,
         Fault,
-    ];
+    }
+}
 
+use Reason::*;
+
+impl Reason {
     /// For reports: what these registrations have in common.
     pub(crate) const fn why(self) -> &'static str {
         match self {

@@ -28,6 +28,7 @@ mod suspension;
 pub use suspension::{SuspensionStopped, Suspensions};
 
 use crate::fabric::Nanos;
+use pinfold_core::listed;
 
 /// What each thing costs, in picoseconds, so that all arithmetic is exact.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -132,44 +133,22 @@ impl Default for CallCosts {
     }
 }
 
-/// How a program makes buffers usable for its device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ScalePolicy {
-    /// Registered for each use.
-    PerUse,
-    /// Copied into a registered buffer that each peer has for itself.
-    CopyPerPeer,
-    /// Copied into one of as many registered buffers as may be in flight, shared by all peers.
-    CopyShared,
-    /// Kept registered, without a bound.
-    Cached,
-    /// Kept registered within the budget, by eviction.
-    CachedInBudget,
-    /// Registered once and paged on demand.
-    OnDemand,
-}
-
-impl ScalePolicy {
-    /// Every one of them.
-    pub const ALL: [Self; 6] = [
-        Self::PerUse,
-        Self::CopyPerPeer,
-        Self::CopyShared,
-        Self::Cached,
-        Self::CachedInBudget,
-        Self::OnDemand,
-    ];
-
-    /// Its name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::PerUse => "per use",
-            Self::CopyPerPeer => "copy, per peer",
-            Self::CopyShared => "copy, shared",
-            Self::Cached => "cached",
-            Self::CachedInBudget => "cached in budget",
-            Self::OnDemand => "on demand",
-        }
+listed! {
+    /// How a program makes buffers usable for its device.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum ScalePolicy {
+        /// Registered for each use.
+        PerUse => "per use",
+        /// Copied into a registered buffer that each peer has for itself.
+        CopyPerPeer => "copy, per peer",
+        /// Copied into one of as many registered buffers as may be in flight, shared by all peers.
+        CopyShared => "copy, shared",
+        /// Kept registered, without a bound.
+        Cached => "cached",
+        /// Kept registered within the budget, by eviction.
+        CachedInBudget => "cached in budget",
+        /// Registered once and paged on demand.
+        OnDemand => "on demand",
     }
 }
 

@@ -22,6 +22,7 @@ use crate::fabric::{Fabric, FabricRegistrar, Mutant, NicConfig, Weather};
 use crate::monitor::SimMonitor;
 use crate::random::Random;
 use crate::space::AddressSpace;
+use pinfold_core::listed;
 use pinfold_core::{Cache, Config};
 use state::Program;
 use std::fmt;
@@ -33,56 +34,28 @@ pub const EPISODE_STEPS: u64 = 20_000;
 /// How many links the program has.
 const LINKS: usize = 6;
 
-/// A kind of fault.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FaultKind {
-    /// Registrations fail.
-    Registration,
-    /// Registrations are slow.
-    SlowRegistration,
-    /// The device holds on to translations that were taken back.
-    SlowFlush,
-    /// What was posted on a connection that dies is not flushed.
-    LostCompletions,
-    /// Packets are lost, doubled, overtaken, and links cut.
-    Network,
-    /// Stopped ends keep silent, or peers are impatient, so that connections time out.
-    Impatience,
-    /// Connections are ended by either side.
-    Disconnection,
-    /// Suspensions are dropped, expire, or have their memory unmapped.
-    Carelessness,
-    /// The device panics while a suspension goes on or ends, and the program catches it.
-    Panic,
-}
-
-impl FaultKind {
-    /// Every one of them.
-    pub const ALL: [Self; 9] = [
-        Self::Registration,
-        Self::SlowRegistration,
-        Self::SlowFlush,
-        Self::LostCompletions,
-        Self::Network,
-        Self::Impatience,
-        Self::Disconnection,
-        Self::Carelessness,
-        Self::Panic,
-    ];
-
-    /// Its name on a command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Registration => "registration",
-            Self::SlowRegistration => "slow-registration",
-            Self::SlowFlush => "slow-flush",
-            Self::LostCompletions => "lost-completions",
-            Self::Network => "network",
-            Self::Impatience => "impatience",
-            Self::Disconnection => "disconnection",
-            Self::Carelessness => "carelessness",
-            Self::Panic => "panic",
-        }
+listed! {
+    /// A kind of fault.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum FaultKind {
+        /// Registrations fail.
+        Registration => "registration",
+        /// Registrations are slow.
+        SlowRegistration => "slow-registration",
+        /// The device holds on to translations that were taken back.
+        SlowFlush => "slow-flush",
+        /// What was posted on a connection that dies is not flushed.
+        LostCompletions => "lost-completions",
+        /// Packets are lost, doubled, overtaken, and links cut.
+        Network => "network",
+        /// Stopped ends keep silent, or peers are impatient, so that connections time out.
+        Impatience => "impatience",
+        /// Connections are ended by either side.
+        Disconnection => "disconnection",
+        /// Suspensions are dropped, expire, or have their memory unmapped.
+        Carelessness => "carelessness",
+        /// The device panics while a suspension goes on or ends, and the program catches it.
+        Panic => "panic",
     }
 }
 

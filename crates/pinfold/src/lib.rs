@@ -88,6 +88,8 @@ pub mod tier;
 
 pub use pinfold_core::admission::{self, UseCosts};
 pub use pinfold_core::clock::{self, Clock};
+#[doc(hidden)]
+pub use pinfold_core::listed;
 pub use pinfold_core::notice::{self, Notice, Notices, Revocation, SuspensionId};
 #[doc(inline)]
 pub use pinfold_core::suspend;

@@ -7,33 +7,27 @@ use crate::output::{Failure, Output};
 use crate::port::{AnyMonitor, unaudited};
 use pinfold::Config;
 use pinfold::landing::{Crossover, Measured};
+use pinfold::listed;
 use pinfold::monitor::Userfaultfd;
 use serde::Serialize;
 use serde_json::json;
 use std::time::Duration;
 
-/// The pages that targets and landing places are made of.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Pages {
-    Small,
-    Huge,
+listed! {
+    /// The pages that targets and landing places are made of.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(crate) enum Pages {
+        Small => "small",
+        Huge => "huge",
+    }
 }
 
 impl Pages {
-    pub(crate) const ALL: [Self; 2] = [Self::Small, Self::Huge];
-
     /// What crossovers of io_uring with such pages are kept under.
     const fn file(self) -> &'static str {
         match self {
             Self::Small => "io_uring-small",
             Self::Huge => "io_uring-huge",
-        }
-    }
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Small => "small",
-            Self::Huge => "huge",
         }
     }
 }

@@ -24,6 +24,7 @@ use crate::plot::{Axis, Line, Plot};
 use crate::port::{AnyMonitor, PortRegistrar};
 use crate::strategy::{Cached, Copying, Message, Uncached, Wire, monitor};
 use pinfold::limits::Limits;
+use pinfold::listed;
 use pinfold::pieces::{self, Completion, Mover, Request};
 use pinfold::pool::{Pool, PoolConfig};
 use pinfold::strategy::{Advice, Coverage, Excluded, Means};
@@ -56,25 +57,17 @@ const MEASURED: usize = 64 << 20;
 /// How many buffers' worth of memory the contenders pin together, at most.
 const PINNED: usize = 6;
 
-/// What is known of the buffers that are sent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Situation {
-    Hot,
-    Cold,
-    Untouched,
+listed! {
+    /// What is known of the buffers that are sent.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(super) enum Situation {
+        Hot => "hot",
+        Cold => "cold",
+        Untouched => "untouched",
+    }
 }
 
 impl Situation {
-    const ALL: [Self; 3] = [Self::Hot, Self::Cold, Self::Untouched];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Hot => "hot",
-            Self::Cold => "cold",
-            Self::Untouched => "untouched",
-        }
-    }
-
     const fn reuse(self) -> Reuse {
         match self {
             Self::Hot => Reuse::Often,

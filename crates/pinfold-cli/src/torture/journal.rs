@@ -5,6 +5,7 @@
 //! by one process at a time and read by the supervisor, which needs it exact only once the writer
 //! has ended.
 
+use pinfold::listed;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -15,19 +16,17 @@ use std::process::Stdio;
 const WORDS: usize = 8;
 const ROW_BYTES: usize = WORDS * size_of::<u64>();
 
-/// How far a trial, or a thread of it, has come.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) enum Stage {
-    #[default]
-    NotBegun,
-    Running,
-    /// A trial whose threads are over and that prints its report, or has.
-    Reporting,
-    Over,
-}
-
-impl Stage {
-    const ALL: [Self; 4] = [Self::NotBegun, Self::Running, Self::Reporting, Self::Over];
+listed! {
+    /// How far a trial, or a thread of it, has come.
+    #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+    pub(super) enum Stage {
+        #[default]
+        NotBegun,
+        Running,
+        /// A trial whose threads are over and that prints its report, or has.
+        Reporting,
+        Over,
+    }
 }
 
 /// Where a thread, a child or the whole trial is.

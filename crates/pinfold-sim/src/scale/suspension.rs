@@ -6,28 +6,18 @@ use super::{ScalePolicy, Scenario};
 use crate::fabric::Nanos;
 use crate::monitor::SimMonitor;
 use crate::space::Protection;
+use pinfold_core::listed;
 use pinfold_core::{AddressRange, Gets, Suspend, SuspendProgress, Suspended, SuspensionTerms};
 use std::time::Duration;
 
-/// Which connections are stopped.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SuspensionStopped {
-    /// All that the node has: what a layer must do that does not know who can touch a region.
-    All,
-    /// The one whose peer uses the region.
-    Touching,
-}
-
-impl SuspensionStopped {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::All, Self::Touching];
-
-    /// Its name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::All => "all connections",
-            Self::Touching => "those that touch it",
-        }
+listed! {
+    /// Which connections are stopped.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum SuspensionStopped {
+        /// All that the node has: what a layer must do that does not know who can touch a region.
+        All => "all connections",
+        /// The one whose peer uses the region.
+        Touching => "those that touch it",
     }
 }
 

@@ -28,6 +28,7 @@ use crate::{
     AddressRange, Change, ChangeMark, Cover, Lost, MappingKind, Monitor, Position, Replay,
     Sequence, Watch,
 };
+use pinfold_core::listed;
 use pinfold_kernel::process::page_bytes;
 use std::error::Error;
 use std::io;
@@ -35,31 +36,21 @@ use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Which monitor.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum Choice {
-    /// Programs inside of the kernel, and the process's [`Feed`].
-    Ebpf,
-    /// [`Userfaultfd`], and the process's [`Feed`].
-    Userfaultfd,
-    /// None; the process's [`Feed`] is followed for memory that callers vouch for.
-    NoMonitor,
+listed! {
+    /// Which monitor.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    #[non_exhaustive]
+    pub enum Choice {
+        /// Programs inside of the kernel, and the process's [`Feed`].
+        Ebpf => "ebpf",
+        /// [`Userfaultfd`], and the process's [`Feed`].
+        Userfaultfd => "userfaultfd",
+        /// None; the process's [`Feed`] is followed for memory that callers vouch for.
+        NoMonitor => "none",
+    }
 }
 
 impl Choice {
-    /// From the best to the worst.
-    pub const ALL: [Self; 3] = [Self::Ebpf, Self::Userfaultfd, Self::NoMonitor];
-
-    /// Its name in reports and settings.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ebpf => "ebpf",
-            Self::Userfaultfd => "userfaultfd",
-            Self::NoMonitor => "none",
-        }
-    }
-
     /// The choice of this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|choice| choice.name() == name)
