@@ -10,7 +10,7 @@
 #![allow(unsafe_code)]
 
 use pinfold::rearrange::{self, Trimmed};
-use pinfold::suspend::{ConnectionLost, Renewed, Suspend, Suspended, Transfers, Unsupported};
+use pinfold::suspend::{Renewed, Suspend, Suspended, Unsupported};
 use pinfold::{
     Access, AddressRange, Cache, CacheError, Change, Config, Cover, DeregisterError, GetError,
     Lease, Lost, MappingKind, Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay,
@@ -64,22 +64,10 @@ unsafe impl Registrar for NullDevice {
 /// It uses no memory, so any of it may be moved.
 // SAFETY: there is no connection, and no translation that could be used.
 unsafe impl Suspend for NullDevice {
-    type Connection = Infallible;
+    pinfold::no_connections!();
 
     fn can_suspend(&self, _: AddressRange, _: &[Infallible]) -> Result<(), Unsupported> {
         Ok(())
-    }
-
-    fn stop(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-        match *connection {}
-    }
-
-    fn in_flight(
-        &self,
-        connection: &Infallible,
-        _: AddressRange,
-    ) -> Result<Transfers, ConnectionLost> {
-        match *connection {}
     }
 
     unsafe fn renew(
@@ -89,14 +77,6 @@ unsafe impl Suspend for NullDevice {
         _: Access,
     ) -> Result<Renewed<u32>, RegisterError> {
         Ok(Renewed::Same)
-    }
-
-    unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-        match *connection {}
-    }
-
-    fn fail(&self, connection: &Infallible) {
-        match *connection {}
     }
 }
 

@@ -6,10 +6,9 @@
 #![allow(clippy::unwrap_used)] // helpers fail as loudly as tests
 
 use pinfold_core::{
-    Access, AddressRange, BadAddress, Cache, Change, Config, ConnectionLost, Cover,
-    DeregisterError, GetError, Gets, Lease, Limit, Lost, MappingKind, Monitor, PerUse, Position,
-    RegisterError, Registrar, RegistrarLimits, Replay, Sequence, Suspend, SuspensionTerms,
-    Transfers, Unsupported, Watch, WhenFull,
+    Access, AddressRange, BadAddress, Cache, Change, Config, Cover, DeregisterError, GetError,
+    Gets, Lease, Limit, Lost, MappingKind, Monitor, PerUse, Position, RegisterError, Registrar,
+    RegistrarLimits, Replay, Sequence, Suspend, SuspensionTerms, Unsupported, Watch, WhenFull,
 };
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -109,30 +108,10 @@ unsafe impl Registrar for Device {
 
 // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
 unsafe impl Suspend for Device {
-    type Connection = Infallible;
+    pinfold_core::no_connections!();
 
     fn can_suspend(&self, _: AddressRange, _: &[Infallible]) -> Result<(), Unsupported> {
         Ok(())
-    }
-
-    fn stop(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-        match *connection {}
-    }
-
-    fn in_flight(
-        &self,
-        connection: &Infallible,
-        _: AddressRange,
-    ) -> Result<Transfers, ConnectionLost> {
-        match *connection {}
-    }
-
-    unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-        match *connection {}
-    }
-
-    fn fail(&self, connection: &Infallible) {
-        match *connection {}
     }
 }
 

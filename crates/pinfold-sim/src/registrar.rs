@@ -9,10 +9,9 @@
 
 use crate::device::{Handle, SimDevice};
 use pinfold_core::{
-    Access, AddressRange, Cache, ConnectionLost, DeregisterError, GetError, Lease, Monitor,
-    RegisterError, Registrar, RegistrarLimits, Suspend, Transfers,
+    Access, AddressRange, Cache, DeregisterError, GetError, Lease, Monitor, RegisterError,
+    Registrar, RegistrarLimits, Suspend,
 };
-use std::convert::Infallible;
 use std::sync::Arc;
 
 /// Registers with a [`SimDevice`]; clones share it.
@@ -85,27 +84,7 @@ unsafe impl Registrar for SimRegistrar {
 /// A device without connections, which has nothing that it could stop.
 // SAFETY: there is no connection, and no memory is touched through a handle.
 unsafe impl Suspend for SimRegistrar {
-    type Connection = Infallible;
-
-    fn stop(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-        match *connection {}
-    }
-
-    fn in_flight(
-        &self,
-        connection: &Infallible,
-        _range: AddressRange,
-    ) -> Result<Transfers, ConnectionLost> {
-        match *connection {}
-    }
-
-    unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-        match *connection {}
-    }
-
-    fn fail(&self, connection: &Infallible) {
-        match *connection {}
-    }
+    pinfold_core::no_connections!();
 }
 
 #[cfg(test)]

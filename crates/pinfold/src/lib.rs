@@ -98,6 +98,6 @@ pub use pinfold_core::{
     ChangeMark, Checked, Config, ConfigError, Cover, DeregisterError, Exhausted, GetError,
     GetRequest, Keep, Lease, Limit, Lost, MappingKind, Monitor, PerUse, Pieces, Position,
     RangeError, Reclaimer, RegisterError, Registrar, RegistrarLimits, Replay, Sequence,
-    StableBuffer, Statistics, Translation, Uncovered, Watch, WhenFull,
+    StableBuffer, Statistics, Translation, Uncovered, Watch, WhenFull, no_connections,
 };
 pub use start::{CacheError, cache, cache_within, on_demand_cache};

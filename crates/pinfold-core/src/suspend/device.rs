@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 /// A device whose connections can be stopped and whose translations can be taken back for a while.
 ///
 /// Everything here is called with no lock of the cache held. A device that cannot leaves
-/// [`can_suspend`](Self::can_suspend) as it is and the rest is never called; its
-/// [`Connection`](Self::Connection) may be [`Infallible`](std::convert::Infallible).
+/// [`can_suspend`](Self::can_suspend) as it is and the rest is never called; one without
+/// connections has [`no_connections`](crate::no_connections).
 ///
 /// **A panic** ends the suspension in the open: before anything was handed over all goes on; in
 /// [`renew`](Self::renew) and [`restart`](Self::restart) every connection that is still stopped is
@@ -167,6 +167,56 @@ pub unsafe trait Suspend: Registrar {
         const STEP: Duration = Duration::from_micros(50);
         std::thread::sleep(until.saturating_sub(self.now()).min(STEP));
     }
+}
+
+/// What an implementation of [`Suspend`] has for a device without connections, where everything that uses a registration
+/// holds a lease: the type of a connection that there is none of, and the four methods that would be called with one.
+///
+/// ```
+/// use pinfold_core::{AddressRange, Suspend, Unsupported};
+/// # use pinfold_core::{Access, DeregisterError, RegisterError, Registrar, RegistrarLimits};
+/// # struct Table;
+/// # unsafe impl Registrar for Table {
+/// #     type Handle = u32;
+/// #     fn limits(&self) -> RegistrarLimits { unimplemented!() }
+/// #     unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> { Ok(0) }
+/// #     unsafe fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> { Ok(()) }
+/// # }
+///
+/// // SAFETY: whatever uses a registration of this table holds a lease, and what is deregistered it does not translate.
+/// unsafe impl Suspend for Table {
+///     pinfold_core::no_connections!();
+///
+///     fn can_suspend(&self, _: AddressRange, _: &[Self::Connection]) -> Result<(), Unsupported> {
+///         Ok(())
+///     }
+/// }
+/// ```
+#[macro_export]
+macro_rules! no_connections {
+    () => {
+        type Connection = ::core::convert::Infallible;
+
+        fn stop(&self, none: &Self::Connection) -> Result<(), $crate::ConnectionLost> {
+            match *none {}
+        }
+
+        fn in_flight(
+            &self,
+            none: &Self::Connection,
+            _: $crate::AddressRange,
+        ) -> Result<$crate::Transfers, $crate::ConnectionLost> {
+            match *none {}
+        }
+
+        unsafe fn restart(&self, none: &Self::Connection) -> Result<(), $crate::ConnectionLost> {
+            match *none {}
+        }
+
+        fn fail(&self, none: &Self::Connection) {
+            match *none {}
+        }
+    };
 }
 
 /// What a renewed registration is known by.

@@ -188,7 +188,7 @@ mod tests {
     use crate::coverage::{Change, Cover, MappingKind};
     use crate::monitor::{Lost, Position, Replay, Sequence, Watch};
     use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
-    use crate::suspend::{Transfers, Unsupported};
+    use crate::suspend::Unsupported;
     use crate::suspended_ranges::{Gets, OnExpiry, Stop};
     use crate::{Access, Cache, Config};
     use std::convert::Infallible;
@@ -216,30 +216,10 @@ mod tests {
 
     // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
     unsafe impl Suspend for Device {
-        type Connection = Infallible;
+        crate::no_connections!();
 
         fn can_suspend(&self, _: AddressRange, _: &[Infallible]) -> Result<(), Unsupported> {
             Ok(())
-        }
-
-        fn stop(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-            match *connection {}
-        }
-
-        fn in_flight(
-            &self,
-            connection: &Infallible,
-            _: AddressRange,
-        ) -> Result<Transfers, ConnectionLost> {
-            match *connection {}
-        }
-
-        unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-            match *connection {}
-        }
-
-        fn fail(&self, connection: &Infallible) {
-            match *connection {}
         }
     }
 

@@ -52,8 +52,8 @@ use crate::fork_mark::{FORKED, ForkMark};
 use crate::limits::{Limits, max_map_count};
 use crate::mappings;
 use pinfold_core::{
-    Access, AddressRange, BadAddress, ConnectionLost, DeregisterError, RegisterError, Registrar,
-    RegistrarLimits, Renewed, Suspend, Transfers, Unsupported,
+    Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
+    Renewed, Suspend, Unsupported,
 };
 use pinfold_kernel::{Errno, memory, process::page_bytes};
 use std::convert::Infallible;
@@ -273,23 +273,11 @@ unsafe impl Registrar for Mlock {
 /// memory, not in their place.
 // SAFETY: there is no connection, and no translation that could be used.
 unsafe impl Suspend for Mlock {
-    /// No device uses what is locked.
-    type Connection = Infallible;
+    // No device uses what is locked.
+    pinfold_core::no_connections!();
 
     fn can_suspend(&self, _range: AddressRange, _none: &[Infallible]) -> Result<(), Unsupported> {
         Ok(())
-    }
-
-    fn stop(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-        match *connection {}
-    }
-
-    fn in_flight(
-        &self,
-        connection: &Infallible,
-        _range: AddressRange,
-    ) -> Result<Transfers, ConnectionLost> {
-        match *connection {}
     }
 
     /// Locks what is mapped now, and lets the old lock go.
@@ -305,14 +293,6 @@ unsafe impl Suspend for Mlock {
         // SAFETY: the caller's registration, which this call replaces.
         let _ = unsafe { self.deregister(handle, range) };
         locked.map(|_| Renewed::Same)
-    }
-
-    unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-        match *connection {}
-    }
-
-    fn fail(&self, connection: &Infallible) {
-        match *connection {}
     }
 }
 

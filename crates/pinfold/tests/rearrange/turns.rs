@@ -9,7 +9,7 @@
 use super::registrar_support::alone;
 use super::rig::*;
 use pinfold::registrar::{LockedPages, Mlock};
-use pinfold::suspend::{ConnectionLost, Ended, Expired, Renewed, Suspend, Transfers, Unsupported};
+use pinfold::suspend::{Ended, Expired, Renewed, Suspend, Unsupported};
 use pinfold::{Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits};
 use std::convert::Infallible;
 use std::sync::Mutex;
@@ -51,22 +51,10 @@ unsafe impl Registrar for Forks {
 
 // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
 unsafe impl Suspend for Forks {
-    type Connection = Infallible;
+    pinfold::no_connections!();
 
     fn can_suspend(&self, _: AddressRange, _: &[Infallible]) -> Result<(), Unsupported> {
         Ok(())
-    }
-
-    fn stop(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-        match *connection {}
-    }
-
-    fn in_flight(
-        &self,
-        connection: &Infallible,
-        _: AddressRange,
-    ) -> Result<Transfers, ConnectionLost> {
-        match *connection {}
     }
 
     unsafe fn renew(
@@ -78,14 +66,6 @@ unsafe impl Suspend for Forks {
         // SAFETY: the child runs the rest of its test's thread and leaves by `_exit`.
         CHILD.store(unsafe { libc::fork() }, Ordering::Relaxed); // one thread
         Ok(Renewed::Same)
-    }
-
-    unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-        match *connection {}
-    }
-
-    fn fail(&self, connection: &Infallible) {
-        match *connection {}
     }
 }
 
@@ -148,22 +128,10 @@ unsafe impl Registrar for Waits {
 
 // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
 unsafe impl Suspend for Waits {
-    type Connection = Infallible;
+    pinfold::no_connections!();
 
     fn can_suspend(&self, _: AddressRange, _: &[Infallible]) -> Result<(), Unsupported> {
         Ok(())
-    }
-
-    fn stop(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-        match *connection {}
-    }
-
-    fn in_flight(
-        &self,
-        connection: &Infallible,
-        _: AddressRange,
-    ) -> Result<Transfers, ConnectionLost> {
-        match *connection {}
     }
 
     unsafe fn renew(
@@ -178,14 +146,6 @@ unsafe impl Suspend for Waits {
             return Err(RegisterError::TableFull { capacity: 0 });
         }
         Ok(Renewed::Same)
-    }
-
-    unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-        match *connection {}
-    }
-
-    fn fail(&self, connection: &Infallible) {
-        match *connection {}
     }
 }
 

@@ -9,32 +9,22 @@
 use super::{BufferIndex, IoUring, refused};
 use crate::fork_mark::FORKED;
 use pinfold_core::{
-    Access, AddressRange, ConnectionLost, DeregisterError, RegisterError, Renewed, Suspend,
-    Transfers, Unsupported,
+    Access, AddressRange, DeregisterError, RegisterError, Renewed, Suspend, Unsupported,
 };
-use std::convert::Infallible;
 
 // SAFETY: there is no connection; with tags, a slot that is emptied is quiet when the kernel has posted its tag, behind
 // the last request that named it. Without, requests on leases that were handed over are what the trait leaves to the
 // program: every other lease has ended, and its requests with it.
 unsafe impl Suspend for IoUring {
-    /// There is none: what uses a slot holds a lease.
-    type Connection = Infallible;
+    // What uses a slot holds a lease.
+    pinfold_core::no_connections!();
 
-    fn can_suspend(&self, _range: AddressRange, _none: &[Infallible]) -> Result<(), Unsupported> {
-        Ok(())
-    }
-
-    fn stop(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-        match *connection {}
-    }
-
-    fn in_flight(
+    fn can_suspend(
         &self,
-        connection: &Infallible,
         _range: AddressRange,
-    ) -> Result<Transfers, ConnectionLost> {
-        match *connection {}
+        _none: &[Self::Connection],
+    ) -> Result<(), Unsupported> {
+        Ok(())
     }
 
     /// Empties the slot and keeps it. Requests in flight go on with what they have.
@@ -70,13 +60,5 @@ unsafe impl Suspend for IoUring {
                 Err(self.explain(range, errno))
             }
         }
-    }
-
-    unsafe fn restart(&self, connection: &Infallible) -> Result<(), ConnectionLost> {
-        match *connection {}
-    }
-
-    fn fail(&self, connection: &Infallible) {
-        match *connection {}
     }
 }
