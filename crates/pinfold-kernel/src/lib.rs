@@ -12,7 +12,7 @@
 //! | [`process`], [`thread`], [`priority`], [`signal`], [`child`], [`poll`] | facts of the process, threads without signals, children, waiting |
 //! | [`descriptor`], [`own_process`], [`socket`], [`futex`], [`membarrier`] | files, connections, wake-ups, barriers |
 //! | [`memory`], [`mapping`], [`pages`], [`numa`], [`trial`] | mappings and their pages, on ranges and as owned values; changes to test monitors by |
-//! | [`procmap`], [`userfaultfd`], [`io_uring`], [`symbols`] | the table of mappings, its changes, fixed buffers, the dynamic linker |
+//! | [`procmap`], [`userfaultfd`], [`io_uring`], [`soft_roce`], [`symbols`] | the table of mappings, its changes, fixed buffers, a device's doorbell, the dynamic linker |
 //!
 //! # Which way a call takes
 //!
@@ -30,7 +30,7 @@
 //! that the reader of a monitor may use all of it.
 //!
 //! The order of layers, each using only what stands before it: `control_group`, `errno`, `raw`, `request`, `zeroed`, `symbols`, `futex`,
-//! `membarrier`, `io_uring`, `memory`, `poll`, `process`, `process_page`, `signal`, `child`, `numa`, `thread`, `priority`, `descriptor`, `own_process`, `pages`, `procmap`, `socket`,
+//! `membarrier`, `io_uring`, `soft_roce`, `memory`, `poll`, `process`, `process_page`, `signal`, `child`, `numa`, `thread`, `priority`, `descriptor`, `own_process`, `pages`, `procmap`, `socket`,
 //! `userfaultfd`, `words`, `fork_holes`, `mapping`, `trial`.
 //!
 //! # Safety
@@ -65,6 +65,7 @@ pub mod raw;
 mod request;
 pub mod signal;
 pub mod socket;
+pub mod soft_roce;
 pub mod symbols;
 pub mod thread;
 pub mod trial;

@@ -14,9 +14,10 @@ use super::loopback::{Loopback, LoopbackError};
 use crate::handshake::{Agreement, Consent};
 use libc::{c_int, c_uint};
 use pinfold_core::{AddressRange, ConnectionLost, Transfers, Unsupported};
+use pinfold_kernel::soft_roce;
 use std::fmt;
 use std::mem::MaybeUninit;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -128,40 +129,6 @@ struct Status {
     draining: bool,
     /// Whether its peer may read or write memory by keys.
     grants_remote: bool,
-}
-
-/// `struct ib_uverbs_post_send` behind its header, of the kernel's interface: requests to post, none.
-#[repr(C)]
-struct Doorbell {
-    command: u32,
-    in_words: u16,
-    out_words: u16,
-    response: u64,
-    queue_pair: u32,
-    requests: u32,
-    pieces: u32,
-    request_bytes: u32,
-}
-
-impl Doorbell {
-    fn new(queue_pair: u32, answer: &mut u32) -> Self {
-        /// `IB_USER_VERBS_CMD_POST_SEND`.
-        const POST_SEND: u32 = 28;
-        /// Of four bytes; the size is asserted below.
-        const WORDS: u16 = 8;
-        const { assert!(size_of::<Doorbell>() == 32) };
-        Self {
-            command: POST_SEND,
-            in_words: WORDS,
-            out_words: 1,
-            response: ptr::from_mut(answer).expose_provenance() as u64,
-            queue_pair,
-            requests: 0,
-            pieces: 0,
-            // More than the kernel's own structure has, which is all that it asks.
-            request_bytes: 128,
-        }
-    }
 }
 
 /// How long a queue pair that does not drain may keep us from letting it go on.
@@ -398,22 +365,15 @@ impl Connection {
         }
     }
 
-    /// Has the kernel's driver look at the queue. Soft-RoCE looks when its doorbell is rung, which
-    /// is the kernel's command to post with nothing to be posted, and not when a queue pair is back in
-    /// `RTS`. Drivers of hardware refuse that command, and go on by themselves.
+    /// Has Soft-RoCE look at the queue, which it does when its doorbell is rung and not when a queue pair is back in `RTS`.
+    /// Other drivers go on by themselves, and are left alone: not all of them take that command.
     fn ring(&self, state: &State) {
         let Ok(queue_pair) = state.queue_pair() else { return };
-        let mut answer = 0_u32;
-        // SAFETY: the queue pair and its device are live as long as the lock is held; the command
-        // names an empty list, and the answer has the room that it says.
-        unsafe {
+        // SAFETY: the queue pair is live as long as the lock is held, and its device open, unless its descriptor was closed.
+        let _is_soft_roce = unsafe {
             let queue_pair = queue_pair.as_ptr();
-            let command = Doorbell::new((*queue_pair).handle, &mut answer);
-            let start = (&raw const command).cast();
-            // What cannot be rung needs no ringing.
-            let _ignored =
-                libc::write((*(*queue_pair).context).cmd_fd, start, size_of_val(&command));
-        }
+            soft_roce::ring((*(*queue_pair).context).cmd_fd, (*queue_pair).handle)
+        };
     }
 
     /// Whether it is a connection of `domain` that can be stopped as it is, and its peer keeps off what is `exposed` to
