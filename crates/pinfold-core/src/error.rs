@@ -315,7 +315,7 @@ mod tests {
             ),
             of(E::DeviceGone { errno: ERRNO }, "4095", "open it again"),
             of(E::UnsupportedAccess { access: every }, "remote-atomic", "ask for fewer"),
-            of(gone, "4095", "the registration with it"),
+            of(gone, "4095", "the registration ends when the kernel closes the device"),
         ]
     }
 

@@ -392,7 +392,8 @@ impl std::error::Error for RegisterError {}
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum DeregisterError {
-    /// The device, or the descriptor that leads to it, is gone, and the registration with it.
+    /// The device is gone, and the registration with it; or the descriptor that leads to it was closed (`EBADF`), and no call
+    /// reaches the registration, which lasts for as long as the kernel keeps the device open.
     DeviceGone {
         /// The kernel's error number.
         errno: i32,
@@ -410,7 +411,10 @@ impl fmt::Display for DeregisterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::DeviceGone { errno } => {
-                write!(f, "the device is gone (errno {errno}), and the registration with it")
+                write!(
+                    f,
+                    "the device is gone (errno {errno}): the registration ends when the kernel closes the device"
+                )
             }
             Self::Os { operation, errno } => {
                 write!(f, "{operation} failed: {}", std::io::Error::from_raw_os_error(*errno))

@@ -10,11 +10,11 @@
 
 use pinfold::monitor::NoMonitor;
 use pinfold::registrar::verbs::{Domain, Library, Verbs, ffi::*};
-use pinfold::suspend::{SuspendProgress, SuspensionTerms};
+use pinfold::suspend::{SuspendProgress, SuspensionTerms, Why};
 use pinfold::{Access, AddressRange, Cache, Config, Lease};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -24,6 +24,8 @@ const PAGE: usize = 4096;
 /// How often the device was asked to let go; how often it may answer.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 static ANSWERS: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// Why it does not.
+static REFUSAL: AtomicI32 = AtomicI32::new(libc::EBUSY);
 /// How many regions were registered: each has a key of its own.
 static REGISTERED: AtomicU32 = AtomicU32::new(0);
 /// The test that has the stand-in.
@@ -54,13 +56,13 @@ unsafe extern "C" fn register(
     Box::leak(Box::new(ibv_mr { context, pd, addr, length, handle: key, lkey: key, rkey: key }))
 }
 
-/// A memory window is bound to it.
+/// A memory window is bound to it, unless told otherwise.
 extern "C" fn deregister(_: *mut ibv_mr) -> c_int {
     let number = ASKED.fetch_add(1, SeqCst);
     while ANSWERS.load(SeqCst) <= number {
         thread::yield_now();
     }
-    libc::EBUSY
+    REFUSAL.load(SeqCst)
 }
 
 extern "C" fn nothing() -> c_int {
@@ -87,6 +89,7 @@ fn answering(answers: usize) -> MutexGuard<'static, ()> {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     ASKED.store(0, SeqCst);
     ANSWERS.store(answers, SeqCst);
+    REFUSAL.store(libc::EBUSY, SeqCst);
     turn
 }
 
@@ -192,4 +195,20 @@ fn no_suspension_comes_about_while_a_device_has_not_let_go() {
         assert!(!other.join().unwrap(), "it has not let go");
         assert!(!came_about, "suspended, and the region is registered");
     });
+}
+
+/// The device behind a closed descriptor is alive while something of it is mapped, and so are its regions.
+#[test]
+fn no_suspension_comes_about_behind_a_closed_descriptor() {
+    let _turn = answering(usize::MAX);
+    let ((_memory, whole), cache) = (pages(4), told());
+    let lease = get(&cache, whole);
+    REFUSAL.store(libc::EBADF, SeqCst);
+    let not = cache.suspend(whole, vec![], vec![lease], soon()).err().unwrap();
+    let Why::Refused(refused) = &not.why else { panic!("{:?}", not.why) };
+    assert!(refused.outstanding.translations, "{refused:?}");
+    drop(not);
+    // Taken away, it has none.
+    REFUSAL.store(libc::EIO, SeqCst);
+    drop(cache.suspend(whole, vec![], vec![], soon()).unwrap().resume());
 }

@@ -22,8 +22,8 @@ use pinfold::registrar::verbs::{
 };
 use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, RegisterError, Registrar};
 use pinfold_core::{
-    ConnectionLost, Gets, Keys, NotSuspended, Renewed, Suspend, SuspendProgress, Suspended,
-    SuspensionTerms, Unsupported, Why,
+    ConnectionLost, DeregisterError, Gets, Keys, NotSuspended, Renewed, Suspend, SuspendProgress,
+    Suspended, SuspensionTerms, Unsupported, Why,
 };
 use registrar_support::{Memory, Own, PAGE, alone, in_forked_child};
 use std::ptr::NonNull;
@@ -944,8 +944,7 @@ fn a_device_that_goes_meanwhile_is_told() {
         let lease = get(&cache, memory.range(), Access::READ);
         let suspended =
             cache.suspend(memory.range(), vec![connection], vec![lease], TERMS).unwrap();
-        // SAFETY: the context is open; its descriptor is this process's alone.
-        unsafe { libc::close((*domain.device().as_ptr()).cmd_fd) };
+        close_device(&domain);
         let resumed = suspended.resume().unwrap();
         let [Err(error)] = &resumed.leases[..] else { panic!("{resumed:?}") };
         assert_eq!(*error, RegisterError::DeviceGone { errno: libc::EBADF });
@@ -954,6 +953,67 @@ fn a_device_that_goes_meanwhile_is_told() {
         // SAFETY: gives no lease.
         let refused = unsafe { cache.get(start, PAGE, Access::READ) };
         assert!(matches!(refused, Err(GetError::Register(RegisterError::DeviceGone { .. }))));
+    });
+}
+
+/// Closes the device's descriptor, as `close_range` would; what libibverbs has mapped of it stays.
+fn close_device(domain: &Domain) {
+    // SAFETY: the context is open; its descriptor is this process's alone.
+    unsafe { libc::close((*domain.device().as_ptr()).cmd_fd) };
+}
+
+/// The device lives on by its mappings, with its regions and their pins.
+#[test]
+fn a_region_behind_a_closed_descriptor_is_not_taken_for_withdrawn() {
+    alone("a_region_behind_a_closed_descriptor_is_not_taken_for_withdrawn", || {
+        let Some(domain) = domain() else { return };
+        let (cache, memory) = (cache(&domain), Memory::new(PAGE));
+        let far = Far::new(&domain, PAGE);
+        let lease = get(&cache, memory.range(), Access::READ);
+        close_device(&domain);
+        let not = cache.suspend(memory.range(), Vec::new(), vec![lease], SHORT).unwrap_err();
+        let Why::Refused(refused) = not.why else { panic!("{:?}", not.why) };
+        assert!(refused.outstanding.translations, "{refused:?}");
+        let own = Memory::new(PAGE);
+        let (registrar, region) = (&far.registrar, far.region);
+        let gone = Err(DeregisterError::DeviceGone { errno: libc::EBADF });
+        assert_eq!(registrar.withdraw_own(region, far.memory.range()), gone);
+        assert!(!registrar.quiet(far.memory.range()), "it is registered");
+        assert!(registrar.quiet(own.range()));
+    });
+}
+
+/// What was begun before the descriptor was closed goes on, and so may the queue pair.
+#[test]
+fn a_queue_pair_behind_a_closed_descriptor_is_not_taken_for_ended() {
+    alone("a_queue_pair_behind_a_closed_descriptor_is_not_taken_for_ended", || {
+        let Some(domain) = stopping_domain() else { return };
+        let (cache, memory, far) = (cache(&domain), Memory::new(PAGE), Far::new(&domain, PAGE));
+        let connection = far.connection();
+        let lease = get(&cache, memory.range(), Access::READ);
+        let terms = SuspensionTerms { deadline: Duration::from_millis(500), ..TERMS };
+        let begun =
+            cache.begin_suspension(memory.range(), vec![connection.clone()], Vec::new(), terms);
+        close_device(&domain);
+        // Only now would the connection be stopped.
+        drop(lease);
+        let mut suspending = begun.unwrap();
+        let refused = loop {
+            match suspending.poll() {
+                Ok(SuspendProgress::Pending(again, _)) => suspending = again,
+                Ok(SuspendProgress::Suspended(_)) => panic!("the queue pair runs"),
+                Err(not) => {
+                    let Why::Refused(refused) = not.why else { panic!("{:?}", not.why) };
+                    break refused;
+                }
+            }
+        };
+        assert_eq!(refused.outstanding.transfers, 1);
+        assert_eq!(refused.lost, vec![(connection.clone(), ConnectionLost::Gone)]);
+        connection.fail();
+        assert_eq!(connection.in_flight().unwrap().count, 1);
+        connection.take_back();
+        assert_eq!(connection.in_flight().unwrap().count, 1);
     });
 }
 

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 /// | `stop` | nothing: a use needs a lease, and gets are held back | to SQD; a peer that touches the range must agree | the same |
 /// | `in_flight` | nothing beyond the leases | send queue not drained yet | the same |
 /// | `withdraw` | the slot is emptied | deregistered, so that the pages may move | nothing: pages go as they are moved |
-/// | `quiet` | no slot holds it, and the completion of its tag was seen, where registrations carry tags; else the program's word | nothing refused to go (a window bound to it) | true |
+/// | `quiet` | no slot holds it, and the completion of its tag was seen, where registrations carry tags; else the program's word | nothing refused to go (a window bound to it), or was out of reach (the descriptor was closed) | true |
 /// | `renew` | the same slot filled again: same key | registered anew: the keys change | nothing: same key |
 ///
 /// # Safety
@@ -87,7 +87,8 @@ pub unsafe trait Suspend: Registrar {
     /// # Errors
     ///
     /// [`ConnectionLost`] if the connection died: then nothing of it is under way. One that its program has made ready
-    /// again meanwhile is not stopped: it is [failed](Self::fail) first, or has a transfer under way.
+    /// again meanwhile is not stopped: it is [failed](Self::fail) first, or has a transfer under way. So has one that the
+    /// device cannot be asked about, as behind a closed descriptor.
     fn in_flight(
         &self,
         connection: &Self::Connection,

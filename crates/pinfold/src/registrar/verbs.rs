@@ -35,7 +35,8 @@
 //! A forked child shares the device's descriptor with its parent. There the registrar refuses to
 //! register, and dropping it, its domain or its device touches nothing of the parent's. When a
 //! device is taken away, what is asked of it says
-//! [`DeviceGone`](crate::RegisterError::DeviceGone).
+//! [`DeviceGone`](crate::RegisterError::DeviceGone). So it does where the device's descriptor was closed; but then its queue
+//! pairs and registrations live on, by what the library has mapped of the device, and are not taken for ended.
 
 mod attributes;
 mod connection;

@@ -11,6 +11,7 @@
 use super::device::Domain;
 use super::ffi::*;
 use super::loopback::{Loopback, LoopbackError};
+use super::registrar::has_ended;
 use crate::handshake::{Agreement, Consent};
 use libc::{c_int, c_uint};
 use pinfold_core::{AddressRange, ConnectionLost, Transfers, Unsupported};
@@ -58,7 +59,7 @@ enum Loan {
     Lent(NonNull<ibv_qp>),
     /// The program's again, to run or to destroy.
     TakenBack {
-        /// Whether it was in a state in which it touches no memory, or its device was gone.
+        /// Whether it was in a state in which it touches no memory, or its device was taken away.
         at_rest: bool,
     },
 }
@@ -103,11 +104,16 @@ unsafe impl Send for State {}
 
 impl State {
     /// The queue pair, unless it was taken back.
-    fn queue_pair(&self) -> Result<NonNull<ibv_qp>, ConnectionLost> {
+    fn queue_pair(&self) -> Result<NonNull<ibv_qp>, Refusal> {
         match self.queue_pair {
             Loan::Lent(queue_pair) => Ok(queue_pair),
-            Loan::TakenBack { .. } => Err(ConnectionLost::Gone),
+            Loan::TakenBack { .. } => Err(Refusal::Gone),
         }
+    }
+
+    /// What is not known to have ended.
+    fn under_way(&self) -> Transfers {
+        Transfers { count: 1, oldest: self.stops.age() }
     }
 
     /// What a suspension is told that still has it: of what runs no one knows when it has ended, so it never
@@ -116,9 +122,38 @@ impl State {
         match self.queue_pair {
             Loan::Lent(_) => None,
             Loan::TakenBack { at_rest: true } => Some(Err(ConnectionLost::Gone)),
-            Loan::TakenBack { at_rest: false } => {
-                Some(Ok(Transfers { count: 1, oldest: self.stops.age() }))
-            }
+            Loan::TakenBack { at_rest: false } => Some(Ok(self.under_way())),
+        }
+    }
+}
+
+/// Why a queue pair was neither asked nor changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Refusal {
+    /// There is none: its device was taken away, or its program has taken it back.
+    Gone,
+    /// The device's descriptor was closed. What the library has mapped keeps the device open, so the queue pair may run on,
+    /// and no call reaches it.
+    Unreachable,
+    /// The device refused.
+    Device { errno: c_int },
+}
+
+impl Refusal {
+    const fn of(errno: c_int) -> Self {
+        match errno {
+            libc::EBADF => Self::Unreachable,
+            errno if has_ended(errno) => Self::Gone,
+            errno => Self::Device { errno },
+        }
+    }
+}
+
+impl From<Refusal> for ConnectionLost {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Gone | Refusal::Unreachable => Self::Gone,
+            Refusal::Device { errno } => Self::Broken { errno },
         }
     }
 }
@@ -192,7 +227,7 @@ impl Connection {
                 Ok(status) => {
                     matches!(status.state, IBV_QPS_RESET | IBV_QPS_INIT | IBV_QPS_ERR)
                 }
-                Err(lost) => lost == ConnectionLost::Gone,
+                Err(refusal) => refusal == Refusal::Gone,
             };
             state.queue_pair = Loan::TakenBack { at_rest };
         }
@@ -201,8 +236,8 @@ impl Connection {
     /// Moves it to `SQD`. Returns at once, with transfers under way.
     ///
     /// One that the device refuses to stop although it lives is failed: it must not go on unnoticed. One that was
-    /// [taken back](Self::take_back) cannot be stopped, nor can one that the device refuses to fail as well: it has
-    /// [transfers under way](Self::in_flight) for ever.
+    /// [taken back](Self::take_back) cannot be stopped, nor can one that the device refuses to fail as well, or whose device
+    /// cannot be reached because its descriptor was closed: it has [transfers under way](Self::in_flight) for ever.
     ///
     /// # Errors
     ///
@@ -215,17 +250,17 @@ impl Connection {
             return Ok(());
         }
         let running = self.query(&state).is_ok_and(|status| status.state == IBV_QPS_RTS);
-        if let Err(lost) = self.modify(&state, IBV_QPS_SQD)
+        if let Err(refusal) = self.modify(&state, IBV_QPS_SQD)
             && self.end(&mut state)
         {
-            return Err(lost);
+            return Err(refusal.into());
         }
         state.stops.begin(running);
         Ok(())
     }
 
-    /// What it still has under way: one, if the device has not drained its send queue, or the program has
-    /// [taken it back](Self::take_back) since.
+    /// What it still has under way: one, if the device has not drained its send queue, the program has
+    /// [taken it back](Self::take_back) since, or the device's descriptor was closed, behind which it runs on.
     ///
     /// # Errors
     ///
@@ -236,7 +271,7 @@ impl Connection {
 
     /// The same for a suspension that stands on it. One that is neither stopped nor broken is failed, because it may touch
     /// memory that is to be moved: its program has made it ready again, or the device does not say in which state it is. It
-    /// has one under way if the device refuses that.
+    /// has one under way if the device refuses that, or cannot be reached.
     ///
     /// # Errors
     ///
@@ -248,16 +283,18 @@ impl Connection {
         if is_known || self.end(&mut state) {
             return transfers;
         }
-        Ok(Transfers { count: 1, oldest: state.stops.age() })
+        Ok(state.under_way())
     }
 
     fn transfers(&self, state: &State) -> Result<Transfers, ConnectionLost> {
         if let Some(answer) = state.after_the_loan() {
             return answer;
         }
-        let Status { draining, .. } = self.stopped(state)?;
-        let under_way = Transfers { count: 1, oldest: state.stops.age() };
-        Ok(if draining { under_way } else { Transfers::default() })
+        match self.stopped(state) {
+            Ok(Status { draining: false, .. }) => Ok(Transfers::default()),
+            Ok(_) | Err(Refusal::Unreachable) => Ok(state.under_way()),
+            Err(refusal) => Err(refusal.into()),
+        }
     }
 
     /// Moves it back to `RTS`, where what waits in its queue goes on. Where it was [stopped](Self::stop) more than
@@ -278,14 +315,15 @@ impl Connection {
         const STEP: Duration = Duration::from_micros(50);
         let mut state = self.state()?;
         if !state.stops.end() {
-            return self.stopped(&state).map(drop).inspect_err(|_| _ = self.end(&mut state));
+            let stands = self.stopped(&state).map(drop);
+            return stands.inspect_err(|_| _ = self.end(&mut state)).map_err(Into::into);
         }
         let began = Instant::now();
-        while let Err(lost) = self.modify(&state, IBV_QPS_RTS) {
+        while let Err(refusal) = self.modify(&state, IBV_QPS_RTS) {
             // Whether it drains is not asked: it may have ended since the refusal.
             if self.stopped(&state).is_err() || began.elapsed() > PATIENCE {
                 self.end(&mut state);
-                return Err(lost);
+                return Err(refusal.into());
             }
             std::thread::sleep(STEP);
         }
@@ -301,9 +339,10 @@ impl Connection {
         }
     }
 
-    /// Moves it to `ERR`, where no suspension stands on it any more, unless it is in `RESET`. False if the device refuses that.
+    /// Moves it to `ERR`, where no suspension stands on it any more, unless it is in `RESET`. False if the device refuses that,
+    /// or cannot be reached.
     fn end(&self, state: &mut State) -> bool {
-        let refused = matches!(self.modify(state, IBV_QPS_ERR), Err(ConnectionLost::Broken { .. }));
+        let refused = !matches!(self.modify(state, IBV_QPS_ERR), Ok(()) | Err(Refusal::Gone));
         // There is no way from `RESET` to `ERR`, and in neither it touches anything.
         let is_at_rest = || self.query(state).is_ok_and(|status| status.state == IBV_QPS_RESET);
         let ended = !refused || is_at_rest();
@@ -314,12 +353,12 @@ impl Connection {
     }
 
     /// How it is, if it is in `SQD`.
-    fn stopped(&self, state: &State) -> Result<Status, ConnectionLost> {
+    fn stopped(&self, state: &State) -> Result<Status, Refusal> {
         let status = self.query(state)?;
         if status.state == IBV_QPS_SQD {
             Ok(status)
         } else {
-            Err(ConnectionLost::Broken { errno: libc::ENOTCONN })
+            Err(Refusal::Device { errno: libc::ENOTCONN })
         }
     }
 
@@ -332,7 +371,7 @@ impl Connection {
         Ok(self.lent.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn modify(&self, state: &State, to: c_uint) -> Result<(), ConnectionLost> {
+    fn modify(&self, state: &State, to: c_uint) -> Result<(), Refusal> {
         let queue_pair = state.queue_pair()?;
         let mut attributes = ibv_qp_attr { qp_state: to, ..ibv_qp_attr::default() };
         let library = self.lent.domain.device().library();
@@ -340,11 +379,11 @@ impl Connection {
         match unsafe { (library.modify_qp)(queue_pair.as_ptr(), &raw mut attributes, IBV_QP_STATE) }
         {
             0 => Ok(()),
-            errno => Err(lost(errno)),
+            errno => Err(Refusal::of(errno)),
         }
     }
 
-    fn query(&self, state: &State) -> Result<Status, ConnectionLost> {
+    fn query(&self, state: &State) -> Result<Status, Refusal> {
         let queue_pair = state.queue_pair()?;
         let mut attributes = ibv_qp_attr::default();
         let mut initial = MaybeUninit::<ibv_qp_init_attr>::zeroed();
@@ -361,7 +400,7 @@ impl Connection {
                 draining: attributes.sq_draining != 0,
                 grants_remote: attributes.qp_access_flags & IBV_ACCESS_REMOTE != 0,
             }),
-            errno => Err(lost(errno)),
+            errno => Err(Refusal::of(errno)),
         }
     }
 
@@ -389,7 +428,8 @@ impl Connection {
         if self.lent.domain.as_ptr() != domain.as_ptr() {
             return Err(unfit);
         }
-        let status = self.state().and_then(|state| self.query(&state)).map_err(|_| unfit)?;
+        let state = self.state().map_err(|_| unfit)?;
+        let status = self.query(&state).map_err(|_| unfit)?;
         // SQD: another suspension has stopped it.
         if !matches!(status.state, IBV_QPS_RTS | IBV_QPS_SQD) {
             return Err(unfit);
@@ -399,13 +439,6 @@ impl Connection {
             Some(range) => Err(Unsupported::PeerMayWrite { range }),
             None => Ok(()),
         }
-    }
-}
-
-fn lost(errno: c_int) -> ConnectionLost {
-    match errno {
-        libc::EIO | libc::ENODEV | libc::EBADF => ConnectionLost::Gone,
-        errno => ConnectionLost::Broken { errno },
     }
 }
 
@@ -679,6 +712,9 @@ mod tests {
         assert!(matches!(connection.in_flight_or_failed(), Ok(Transfers { count: 1, .. })));
         set(|fake| fake.to_error = libc::EIO);
         assert!(connection.in_flight_or_failed().is_err(), "its device is gone");
+        let closed = libc::EBADF;
+        QUEUE_PAIR.set(Fake { state: IBV_QPS_RTS, query: closed, to_error: closed, to_drain: 0 });
+        assert!(matches!(connection.in_flight_or_failed(), Ok(Transfers { count: 1, .. })));
         let refusal = libc::ENOMEM;
         QUEUE_PAIR.set(Fake { state: IBV_QPS_RTS, query: 0, to_error: refusal, to_drain: refusal });
         connection.stop().unwrap();
@@ -686,6 +722,28 @@ mod tests {
         // SAFETY: there is no memory.
         unsafe { connection.restart() }.unwrap();
         assert_eq!(QUEUE_PAIR.get().state, IBV_QPS_RTS);
+    }
+
+    /// The device lives on behind a closed descriptor, by what is mapped of it, and the queue pair runs.
+    #[test]
+    #[cfg_attr(miri, ignore = "a device has a fork mark, which is the kernel's")]
+    fn one_behind_a_closed_descriptor_has_not_ended() {
+        let (connection, closed) = (connection(), libc::EBADF);
+        let is_under_way = || matches!(connection.in_flight(), Ok(Transfers { count: 1, .. }));
+        QUEUE_PAIR.set(Fake {
+            state: IBV_QPS_RTS,
+            query: closed,
+            to_error: closed,
+            to_drain: closed,
+        });
+        connection.stop().unwrap();
+        assert!(is_under_way());
+        connection.fail();
+        assert!(is_under_way());
+        connection.take_back();
+        assert!(is_under_way());
+        // SAFETY: there is no memory.
+        assert_eq!(unsafe { connection.restart() }, Err(ConnectionLost::Gone));
     }
 
     /// Of two caches that have stopped it neither lets it go on under the other.

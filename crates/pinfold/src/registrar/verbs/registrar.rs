@@ -240,7 +240,12 @@ impl Verbs {
         }
         let given_back = self.give_back_or_note(region, Standing::Kept);
         // Gone by itself, or with its device: nothing of it is left to be given back.
-        if let Ok(()) | Err(DeregisterError::DeviceGone { .. }) = given_back {
+        let is_over = match given_back {
+            Ok(()) => true,
+            Err(DeregisterError::DeviceGone { errno }) => has_ended(errno),
+            Err(_) => false,
+        };
+        if is_over {
             self.held().withdrawn.insert(region);
         }
         given_back
@@ -328,11 +333,11 @@ impl Verbs {
         // SAFETY: the library made it in this domain, and it was not deregistered before: the thread that
         // has it leave is the only one.
         let status = unsafe { (self.domain.device().library().dereg_mr)(region.as_ptr()) };
-        let is_refused = status != 0 && !is_gone(status);
+        let is_refused = status != 0 && !has_ended(status);
         let mut held = self.held();
         if is_refused && let Some(it) = held.live.get_mut(&region) {
-            // Still registered (a memory window is bound to it): tried again when a suspension
-            // asks for its range, and when this is dropped.
+            // Still registered (a memory window is bound to it, or the device's descriptor was closed): tried again when a
+            // suspension asks for its range, and when this is dropped.
             it.standing = refused;
         } else {
             held.live.remove(&region);
@@ -421,9 +426,15 @@ fn bad_address(range: AddressRange, access: Access, on_demand: bool, errno: i32)
     }
 }
 
-/// Whether the device was taken away (`EIO`, `ENODEV`), or its descriptor closed (`EBADF`).
+/// Whether the device was taken away, and with it what it had: regions, queue pairs.
+pub(super) const fn has_ended(errno: i32) -> bool {
+    matches!(errno, libc::EIO | libc::ENODEV)
+}
+
+/// Whether the device was taken away, or its descriptor closed (`EBADF`). Behind a closed one it lives on, for as long as
+/// something of it is mapped: queues, doorbells. No call reaches it, and what it had has not ended.
 pub(super) const fn is_gone(errno: i32) -> bool {
-    matches!(errno, libc::EIO | libc::ENODEV | libc::EBADF)
+    has_ended(errno) || errno == libc::EBADF
 }
 
 const REG: &str = "ibv_reg_mr";

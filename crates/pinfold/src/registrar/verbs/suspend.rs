@@ -49,7 +49,9 @@ fn stops_queue_pairs(verbs: &Verbs) -> Result<(), Unsupported> {
 /// are all that local transfers of a program have that takes one for each.
 ///
 /// A region to which a memory window is bound cannot be withdrawn; the suspension then says that
-/// translations are in flight, until its deadline. Behind that its range is registered anew, with other keys.
+/// translations are in flight, until its deadline. Behind that its range is registered anew, with other keys. The same holds
+/// where the device's descriptor was closed (`close_range`): what the library has mapped keeps the device open, and no call
+/// reaches what is registered with it. Queue pairs then have a transfer under way, because they may run on.
 // SAFETY: a queue pair is stopped in SQD, or in ERR, and its work is under way until the device says that it is drained;
 // a region that is withdrawn is deregistered.
 unsafe impl Suspend for Verbs {
