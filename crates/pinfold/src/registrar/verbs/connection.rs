@@ -469,7 +469,8 @@ pub(super) enum Verdict {
 }
 
 /// Whether the device really stops and restarts a queue pair: tried with one of our own, because many
-/// claim the state and few have it. Some milliseconds.
+/// claim the state and few have it. Some milliseconds. Whether it says of a busy queue that it drains is not tried: its word
+/// is taken for that.
 pub(super) fn test(domain: &Arc<Domain>) -> Verdict {
     let loopback = match Loopback::new(Arc::clone(domain)) {
         Ok(loopback) => loopback,

@@ -45,6 +45,10 @@ fn stops_queue_pairs(verbs: &Verbs) -> Result<(), Unsupported> {
 /// Queue pairs are stopped in `SQD`, tried beforehand with one of our own; regions are deregistered,
 /// because their pages could not be moved otherwise, and registered anew: the keys change.
 ///
+/// That a queue pair has drained is the driver's word, which the trial cannot test: drivers that never set `sq_draining`
+/// (`bnxt_re`, `irdma`) say so of a busy one. Where the word is untrue a transfer in flight meets a region that was
+/// deregistered, because those go before memory is moved: it fails, and the connection breaks. It moves no wrong bytes.
+///
 /// Without any connection named a suspension works on every device: it waits for the leases, which
 /// are all that local transfers of a program have that takes one for each.
 ///
