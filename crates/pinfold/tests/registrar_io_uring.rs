@@ -405,6 +405,58 @@ fn a_registration_has_not_ended_because_the_descriptor_is_lost() {
     });
 }
 
+/// Each takes what is its own, so that a completion may be offered to one after the other.
+#[test]
+fn registrars_of_one_ring_and_one_range_of_tags_take_their_own_completions() {
+    const TAGS: std::ops::Range<u64> = 1 << 63..u64::MAX;
+    let Some(mut ring) = ring() else { return };
+    ring.submitter().register_buffers_sparse(8).unwrap();
+    // SAFETY: the slots are left to one registrar each, and no request is made.
+    let [first, second] = [0..4, 4..8]
+        .map(|slots| unsafe { IoUring::adopt(&ring, slots).unwrap().with_tags(TAGS).unwrap() });
+    let memory = Memory::new(PAGE);
+    for registrar in [&first, &second] {
+        let region = register(registrar, memory.range()).unwrap();
+        registrar.deregister_own(region, memory.range()).unwrap();
+    }
+    let mut ends = 0;
+    while ends < 2 {
+        ring.submit().unwrap();
+        for completion in ring.completion() {
+            let number = completion.user_data();
+            // SAFETY: the completion is of the ring of both.
+            assert!(unsafe { first.ended(number) || second.ended(number) });
+            // SAFETY: as above.
+            assert!(!unsafe { first.ended(number) || second.ended(number) }, "it has ended");
+            ends += 1;
+        }
+    }
+    assert!(first.quiet(memory.range()) && second.quiet(memory.range()));
+}
+
+/// A renewal without a withdrawal replaces what the slot has: its end is the registrar's too.
+#[test]
+fn what_a_renewal_replaces_ends_by_its_tag() {
+    let Some(mut ring) = ring() else { return };
+    let registrar = registrar_of(&ring, 2).unwrap();
+    // SAFETY: no request is made.
+    let registrar = unsafe { registrar.with_tags(1 << 63..u64::MAX) }.unwrap();
+    let memory = Memory::new(PAGE);
+    let region = register(&registrar, memory.range()).unwrap();
+    // SAFETY: the test's own memory.
+    unsafe { registrar.renew(region, memory.range(), Access::READ_WRITE) }.unwrap();
+    assert!(!registrar.quiet(memory.range()), "its end was not seen");
+    let number = loop {
+        ring.submit().unwrap();
+        if let Some(completion) = ring.completion().next() {
+            break completion.user_data();
+        }
+    };
+    // SAFETY: the completion is of the registrar's ring.
+    assert!(unsafe { registrar.ended(number) });
+    assert!(registrar.quiet(memory.range()));
+}
+
 /// The worst that can happen to a descriptor: closed behind our back, and its number given to
 /// another ring, whose table would take our buffers silently.
 #[test]

@@ -237,8 +237,8 @@ impl IoUring {
     /// Has the ring say when the last request that uses a registration has ended.
     ///
     /// Each registration that is made from now on posts one completion to the ring when it has
-    /// ended, whose `user_data` is out of `values`: pass every completion to [`ended`](Self::ended),
-    /// and use the values for nothing else. In return a suspension waits for requests in flight
+    /// ended, whose `user_data` is out of `values`: pass every completion to [`ended`](Self::ended) of each of the ring's
+    /// registrars, until one of them says that it was its own, and use the values for nothing else. In return a suspension waits for requests in flight
     /// on leases that were handed over to it. Ask for it before the first registration.
     ///
     /// Costs a lock for each registration and its end. The caller that suspends takes completions
@@ -273,8 +273,10 @@ impl IoUring {
         self.huge.is_some()
     }
 
-    /// Takes note of a completion that the program found in the ring. True if it was the end of a
-    /// registration; false if it is the program's own.
+    /// Takes note of a completion that the program found in the ring. True if it was the end of one of this registrar's
+    /// registrations; false if it is the program's own, or another registrar's: where several have one ring, ask each until
+    /// one says yes (`a.ended(x) || b.ended(x)`). A registrar that is dropped ends its registrations, and none knows those
+    /// numbers any longer: they are out of its `values`. In a forked child, where nothing ends, true for all `values`.
     ///
     /// ```
     /// # use pinfold::registrar::IoUring;

@@ -53,6 +53,10 @@ unsafe impl Suspend for IoUring {
         access: Access,
     ) -> Result<Renewed<BufferIndex>, RegisterError> {
         self.check_request(range, access)?;
+        if let Some(tags) = &self.tags {
+            // What was not withdrawn is replaced now, and ends.
+            let _replaced = tags.begin_end(handle.0, range);
+        }
         match self.fill(handle.0, range) {
             Ok(()) => Ok(Renewed::Same),
             Err(errno) => {

@@ -56,8 +56,8 @@ impl Tags {
         self.state().slots.insert(slot, tag);
     }
 
-    /// The slot's registration, of `range`, is about to be taken out: from now on its end is
-    /// waited for.
+    /// The slot's registration, of `range`, is about to be taken out or replaced: from now on its end is
+    /// waited for. The kernel reports no end before this.
     pub(super) fn begin_end(&self, slot: u16, range: AddressRange) -> Option<u64> {
         let mut state = self.state();
         let tag = state.slots.remove(&slot)?;
@@ -70,13 +70,10 @@ impl Tags {
         self.values.contains(&tag)
     }
 
-    /// Whether the number is one of these; if so its registration has ended.
+    /// Whether the number is that of a registration whose end was waited for: it has ended. Those of other registrars may have
+    /// the same values.
     pub(super) fn ended(&self, tag: u64) -> bool {
-        let ours = self.is_one(tag);
-        if ours {
-            self.state().ending.remove(&tag);
-        }
-        ours
+        self.is_one(tag) && self.state().ending.remove(&tag).is_some()
     }
 
     /// Whether nothing that was taken out may still be in use in `range`.
@@ -107,6 +104,7 @@ mod tests {
         assert!(tags.ended(first) && !tags.quiet(range(1)) && tags.quiet(range(2)));
         assert!(!tags.ended(7), "the program's own");
         assert!(tags.ended(second) && tags.quiet(range(1)));
+        assert!(!tags.ended(second), "once");
     }
 
     /// Two registrars of one ring take each other's completions: an end of one says nothing of the other's.
@@ -125,7 +123,7 @@ mod tests {
                 other.put(slot, foreign);
                 one.begin_end(slot, range(1));
                 other.begin_end(slot, range(1));
-                one.ended(foreign);
+                assert!(!one.ended(foreign), "{foreign:#x} is to be told to the other");
                 assert!(!one.quiet(range(1)), "{tag:#x} has not ended, {foreign:#x} has");
                 assert!(one.ended(tag) && one.quiet(range(1)));
                 assert!(other.ended(foreign) && other.quiet(range(1)));
