@@ -187,7 +187,9 @@ impl IoUring {
     /// From now on the table is the registrar's: no other code removes or replaces it, or copies another ring's
     /// buffers into it, in this process or another that has the ring, though the `io-uring` crate has safe calls
     /// for that (`Submitter::unregister_buffers`, `register_buffers_clone`). A slot would have two owners, or name the
-    /// pages that were mapped at its addresses once, into which the device would write.
+    /// pages that were mapped at its addresses once, into which the device would write. Nor is a registration copied out of
+    /// it, into another ring's table (`IORING_REGISTER_CLONE_BUFFERS`, Linux 6.12): the copy stays when the slot is
+    /// emptied, and requests of the other ring go on with the old pages, pinned and counted by no budget.
     ///
     /// ```compile_fail,E0133
     /// # let ring = io_uring::IoUring::new(8).unwrap();
@@ -215,7 +217,7 @@ impl IoUring {
     ///
     /// Nothing else fills, empties or names these slots from now on, in this process or another that has
     /// the ring: above all, they are no other registrar's. Two owners of a slot would each have the device
-    /// write into the other's memory.
+    /// write into the other's memory. Nor are they copied into another ring's table, as with [`new`](Self::new).
     ///
     /// ```compile_fail,E0133
     /// # let ring = io_uring::IoUring::new(8).unwrap();
@@ -255,7 +257,8 @@ impl IoUring {
     /// No request on the ring has one of the values for its `user_data`: neither one of the program's, nor a
     /// registration of another process that has the ring (registrars of this process never use a value twice,
     /// whatever their ranges). A completion with the value of a registration is taken for the end of all requests
-    /// that used it, and their memory is moved then.
+    /// that used it, and their memory is moved then. So no other ring has a copy of it (`IORING_REGISTER_CLONE_BUFFERS`):
+    /// no completion says when the requests with that have ended.
     ///
     /// ```compile_fail,E0133
     /// # let ring = io_uring::IoUring::new(8).unwrap();
