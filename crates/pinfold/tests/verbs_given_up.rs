@@ -1,5 +1,6 @@
 //! A region that a device does not let go of: asked for by two suspensions at once, and behind a suspension that did not
-//! come about because of it. The library is a stand-in: no device is needed.
+//! come about because of it. And what a dmabuf is registered with, which Soft-RoCE takes none of. The library is a stand-in: no
+//! device is needed.
 //!
 //! # Safety
 //!
@@ -9,10 +10,11 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use pinfold::monitor::NoMonitor;
-use pinfold::registrar::verbs::{Domain, Library, Verbs, ffi::*};
+use pinfold::registrar::verbs::{DmabufPart, Domain, Library, Verbs, ffi::*};
 use pinfold::suspend::{SuspendProgress, SuspensionTerms, Why};
 use pinfold::{Access, AddressRange, Cache, Config, Lease};
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -65,6 +67,22 @@ extern "C" fn deregister(_: *mut ibv_mr) -> c_int {
     REFUSAL.load(SeqCst)
 }
 
+/// The flags of the latest.
+static DMABUF_FLAGS: AtomicI32 = AtomicI32::new(0);
+
+unsafe extern "C" fn register_dmabuf(
+    pd: *mut ibv_pd,
+    _: u64,
+    length: usize,
+    _: u64,
+    _: c_int,
+    flags: c_int,
+) -> *mut ibv_mr {
+    DMABUF_FLAGS.store(flags, SeqCst);
+    // SAFETY: the caller's domain.
+    unsafe { register(pd, std::ptr::null_mut(), length, flags) }
+}
+
 extern "C" fn nothing() -> c_int {
     libc::ENOSYS
 }
@@ -75,6 +93,7 @@ fn library() -> &'static Library {
             "ibv_get_device_name" => name as *mut c_void,
             "ibv_query_device" => query as *mut c_void,
             "ibv_reg_mr" => register as *mut c_void,
+            "ibv_reg_dmabuf_mr" => register_dmabuf as *mut c_void,
             "ibv_dereg_mr" => deregister as *mut c_void,
             _ => nothing as *mut c_void,
         };
@@ -211,4 +230,19 @@ fn no_suspension_comes_about_behind_a_closed_descriptor() {
     // Taken away, it has none.
     REFUSAL.store(libc::EIO, SeqCst);
     drop(cache.suspend(whole, vec![], vec![], soon()).unwrap().resume());
+}
+
+/// The kernel refuses a dmabuf with flags beside the rights and this one.
+#[test]
+fn a_dmabuf_gets_relaxed_ordering_and_no_other_flag() {
+    let _turn = answering(usize::MAX);
+    let all = IBV_ACCESS_RELAXED_ORDERING | IBV_ACCESS_HUGETLB | IBV_ACCESS_MW_BIND;
+    for (flags, expected) in [(0, 0), (all, IBV_ACCESS_RELAXED_ORDERING)] {
+        let verbs = verbs().with_flags(flags);
+        let part = DmabufPart { offset: 0, length: PAGE, address: 0 };
+        // SAFETY: nothing is registered by the stand-in.
+        let made = unsafe { verbs.register_dmabuf(std::io::stdin().as_fd(), part, Access::READ) };
+        drop(made.unwrap());
+        assert_eq!(DMABUF_FLAGS.load(SeqCst).cast_unsigned(), expected);
+    }
 }

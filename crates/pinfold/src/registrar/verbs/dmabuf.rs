@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 use super::attributes::access_flags;
+use super::ffi::IBV_ACCESS_RELAXED_ORDERING;
 use super::registrar::{MemoryRegion, Verbs, is_gone};
 use crate::fork_mark::FORKED;
 use pinfold_core::Access;
@@ -63,7 +64,8 @@ pub struct DmabufPart {
 }
 
 impl Verbs {
-    /// Registers a part of the dmabuf `descriptor`, which may be closed afterwards.
+    /// Registers a part of the dmabuf `descriptor`, which may be closed afterwards. Of the library's own
+    /// [flags](Self::with_flags) it gets `IBV_ACCESS_RELAXED_ORDERING` alone, because the kernel refuses others here.
     ///
     /// # Errors
     ///
@@ -84,11 +86,11 @@ impl Verbs {
         let register =
             self.domain().device().library().reg_dmabuf_mr.ok_or(DmabufError::OldLibrary)?;
         let DmabufPart { offset, length, address } = part;
-        let flags = access_flags(access).cast_signed();
+        let flags = access_flags(access) | self.flags() & IBV_ACCESS_RELAXED_ORDERING;
         // SAFETY: the domain is live, and the memory is as the caller promises.
         let made = unsafe {
             let (pd, fd) = (self.domain().as_ptr(), descriptor.as_raw_fd());
-            register(pd, offset, length, address, fd, flags)
+            register(pd, offset, length, address, fd, flags.cast_signed())
         };
         let made = NonNull::new(made).ok_or_else(|| DmabufError::of(last_errno()))?;
         // SAFETY: the library just made it in this domain.

@@ -173,7 +173,8 @@ impl Verbs {
     }
 
     /// Adds the library's own flags to every registration from now on:
-    /// `IBV_ACCESS_RELAXED_ORDERING`, `IBV_ACCESS_HUGETLB`, `IBV_ACCESS_MW_BIND`.
+    /// `IBV_ACCESS_RELAXED_ORDERING`, `IBV_ACCESS_HUGETLB`, `IBV_ACCESS_MW_BIND`; to one of a
+    /// [dmabuf](Self::register_dmabuf) the first alone.
     ///
     /// `IBV_ACCESS_ON_DEMAND` belongs to [`OnDemand`](super::OnDemand), and `IBV_ACCESS_ZERO_BASED` to registrations
     /// that are made explicitly, because a cache shares them between ranges; they and the flags that
@@ -184,6 +185,10 @@ impl Verbs {
             IBV_ACCESS_OPTIONAL_RANGE | IBV_ACCESS_HUGETLB | IBV_ACCESS_MW_BIND;
         self.flags |= flags & MAY_BE_ADDED;
         self
+    }
+
+    pub(super) const fn flags(&self) -> c_uint {
+        self.flags
     }
 
     /// The protection domain.
@@ -297,11 +302,12 @@ impl Verbs {
 
     /// # Safety
     ///
-    /// `pointer` is a memory region that the library just made in this domain.
+    /// `pointer` is a memory region that the library just made in this domain, of memory without an address, and with the flags
+    /// of these rights, so that no window can be bound to it.
     pub(super) unsafe fn adopt(&self, pointer: NonNull<ibv_mr>, access: Access) -> MemoryRegion {
         // SAFETY: the caller's promise.
         let region = unsafe { MemoryRegion::new(pointer) };
-        let exposed = is_open_to_peers(access, self.flags);
+        let exposed = access.is_remote();
         self.note(region, Use { range: None, exposed, standing: Standing::Registered })
     }
 
