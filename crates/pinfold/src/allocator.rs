@@ -40,7 +40,7 @@
 //! |---|---|---|---|
 //! | glibc | `M_MMAP_MAX` | 0 | large blocks come from the heap, not from mappings of their own |
 //! | | `M_TRIM_THRESHOLD` | none | the heap's end is never given back |
-//! | | `M_ARENA_MAX` | 1, if asked | no heaps of threads, which are unmapped when they are empty |
+//! | | `M_ARENA_MAX` | 1, if asked | no heaps of threads, which are unmapped when they are empty; read once, when a thread first needs one |
 //! | jemalloc 5 | `dirty_decay_ms`, `muzzy_decay_ms`, of all arenas and of those to come | -1 | free pages are never purged |
 //! | mimalloc | `purge_delay` (2.1 and later) | -1 | free pages are never purged |
 //! | | `allow_decommit` (2.0.9) | 0 | the same; its segments beyond a cache are unmapped nevertheless |
@@ -62,6 +62,10 @@ pub struct Policy {
     /// glibc only: have all threads share one heap. Heaps of threads are unmapped as soon as they
     /// are empty, whatever else is set; with one heap, threads wait for each other when they
     /// allocate. Heaps that are there already stay.
+    ///
+    /// glibc reads the setting once, when a thread first needs a heap of its own. From then on nothing changes it:
+    /// [`undo`](Kept::undo) reports [`NotSet::DecidedOnce`]. And it comes too late, silently, where threads have had eight
+    /// heaps (two where pointers have 32 bits) and one has asked for a further one: ask for it before threads start.
     pub single_arena: bool,
 }
 
@@ -112,6 +116,11 @@ pub enum NotSet {
         /// The variable of the environment that decides it.
         instead: &'static str,
     },
+    /// The allocator decides it once, when it first needs it, which may have been meanwhile: it stays as it was decided.
+    #[error(
+        "decided once, when a thread first needs a heap: it may stay as it is (leave out `single_arena`)"
+    )]
+    DecidedOnce,
     /// Nothing is known of this allocator.
     #[error("nothing is known of this allocator's settings")]
     Unknown,
@@ -151,7 +160,8 @@ impl Kept {
     /// it can: what came of it.
     ///
     /// glibc does not tell what its settings were, so they become its defaults; it adapted its
-    /// thresholds to the program until the first one was set, and never does again.
+    /// thresholds to the program until the first one was set, and never does again. A
+    /// [single arena](Policy::single_arena) stays one as soon as a thread has needed a heap.
     pub fn undo(self) -> Vec<Setting> {
         self.found.undo(&self.settings)
     }

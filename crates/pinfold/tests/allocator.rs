@@ -5,7 +5,7 @@
 
 mod registrar_support;
 
-use pinfold::allocator::{self, Allocator, Kept, Policy};
+use pinfold::allocator::{self, Allocator, Kept, NotSet, Policy};
 use pinfold::monitor::Userfaultfd;
 use pinfold::registrar::IoUring;
 use pinfold::{Cache, Config};
@@ -98,6 +98,26 @@ fn one_arena_is_set_only_if_it_is_asked_for() {
             assert!(!names(false).contains(&"M_ARENA_MAX".to_owned()));
             assert!(names(true).contains(&"M_ARENA_MAX".to_owned()));
         }
+    });
+}
+
+/// glibc reads it once, so that behind a thread's first heap nothing is undone, and no call says which it is.
+#[test]
+fn one_arena_is_not_said_to_be_undone() {
+    under("one_arena_is_not_said_to_be_undone", None, || {
+        if cfg!(not(target_env = "gnu")) {
+            return;
+        }
+        let kept = allocator::keep_memory(Policy { single_arena: true });
+        let glibc = kept.into_iter().find(|kept| kept.allocator() == Allocator::Glibc).unwrap();
+        assert!(glibc.holds(), "{glibc}");
+        std::thread::spawn(|| drop(vec![1_u8; MIB])).join().unwrap();
+        let undone = glibc.undo();
+        let arenas = undone.iter().find(|setting| setting.name == "M_ARENA_MAX").unwrap();
+        assert_eq!((arenas.before, arenas.now), (Some(1), Err(NotSet::DecidedOnce)));
+        assert!(arenas.to_string().contains("decided once"), "{arenas}");
+        let others = undone.iter().filter(|setting| setting.name != "M_ARENA_MAX");
+        assert!(others.clone().count() == 2 && others.clone().all(|other| other.now.is_ok()));
     });
 }
 

@@ -132,10 +132,17 @@ fn undo_glibc(glibc: Glibc, setting: &Setting) -> Setting {
     let default = GLIBC_DEFAULTS.iter().find(|(name, ..)| *name == setting.name);
     match default {
         Some(&(name, parameter, value)) => {
-            Setting { before: setting.now.ok(), ..set_glibc(glibc, name, parameter, value) }
+            let undone = set_glibc(glibc, name, parameter, value);
+            Setting { before: setting.now.ok(), now: lasting(parameter, undone.now), ..undone }
         }
         None => setting.clone(),
     }
+}
+
+/// What becomes of an undone parameter: glibc reads how many arenas there may be when a thread first needs one, and never
+/// again. Whether one has is not told; where none has, what was undone holds.
+fn lasting(parameter: c_int, undone: Result<i64, NotSet>) -> Result<i64, NotSet> {
+    if parameter == M_ARENA_MAX { undone.and(Err(NotSet::DecidedOnce)) } else { undone }
 }
 
 fn keep_jemalloc(jemalloc: Jemalloc) -> Vec<Setting> {
