@@ -52,7 +52,7 @@ const CLEARED_AT_ONCE: u32 = 256;
 
 static EMPTY_SLOTS: [Slot; CLEARED_AT_ONCE as usize] = [EMPTY; CLEARED_AT_ONCE as usize];
 
-fn register<T>(ring: BorrowedFd<'_>, opcode: libc::c_uint, argument: &T) -> Result<(), Errno> {
+fn register<T>(ring: BorrowedFd<'_>, opcode: libc::c_uint, argument: &T) -> Result<usize, Errno> {
     // SAFETY: both opcodes used here read a `T` of the length given, and the slots and tags that
     // it points to, which outlive the call; they write nothing.
     let done = unsafe {
@@ -64,17 +64,40 @@ fn register<T>(ring: BorrowedFd<'_>, opcode: libc::c_uint, argument: &T) -> Resu
             mem::size_of::<T>(),
         )
     };
-    checked(done).map(drop)
+    checked(done)
 }
 
 /// Gives the ring a table of `slots` empty slots.
 pub fn make_table(ring: BorrowedFd<'_>, slots: u32) -> Result<(), Errno> {
     let table = Table { nr: slots, flags: SPARSE, reserved: 0, data: 0, tags: 0 };
-    register(ring, REGISTER_BUFFERS2, &table)
+    register(ring, REGISTER_BUFFERS2, &table).map(drop)
 }
 
+/// Changes all of the slots. The kernel says how many it has changed before it met an error, and names the error if it is
+/// asked to go on from there.
 fn update(ring: BorrowedFd<'_>, first: u32, slots: &[Slot], tags: &[u64]) -> Result<(), Errno> {
     debug_assert!(tags.is_empty() || tags.len() == slots.len());
+    let (mut first, mut slots, mut tags) = (first, slots, tags);
+    while !slots.is_empty() {
+        let done = update_some(ring, first, slots, tags)?;
+        if done == 0 {
+            // Not the kernel's answer: a filter of system calls makes such.
+            return Err(Errno(libc::EIO));
+        }
+        slots = slots.get(done..).unwrap_or_default();
+        tags = tags.get(done..).unwrap_or_default();
+        first = first.saturating_add(u32::try_from(done).unwrap_or(u32::MAX));
+    }
+    Ok(())
+}
+
+/// How many of the slots were changed, from the first on.
+fn update_some(
+    ring: BorrowedFd<'_>,
+    first: u32,
+    slots: &[Slot],
+    tags: &[u64],
+) -> Result<usize, Errno> {
     let nr = u32::try_from(slots.len()).map_err(|_| Errno(libc::EINVAL))?;
     let data = slots.as_ptr().addr() as u64;
     let tags = if tags.is_empty() { 0 } else { tags.as_ptr().addr() as u64 };
@@ -156,6 +179,36 @@ pub fn setup_refusal() -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+
+    /// A ring with a table of two slots.
+    fn ring() -> Option<OwnedFd> {
+        let mut parameters = [0_u64; 15];
+        // SAFETY: `struct io_uring_params` has 120 bytes, and the descriptor is new.
+        let ring = unsafe {
+            let ring = libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr());
+            let ring = i32::try_from(ring).ok().filter(|&ring| ring >= 0)?;
+            OwnedFd::from_raw_fd(ring)
+        };
+        make_table(ring.as_fd(), 2).ok()?;
+        Some(ring)
+    }
+
+    /// The kernel answers "one" where the second cannot be changed.
+    #[test]
+    #[cfg_attr(miri, ignore = "a ring is the kernel's")]
+    fn what_was_done_in_part_is_no_success() {
+        let Some(ring) = ring() else { return println!("skipped: no ring is to be had here") };
+        let page = vec![0_u8; 64];
+        let good = Slot { base: page.as_ptr().expose_provenance(), length: page.len() };
+        let bad = Slot { base: 4096, length: 64 };
+        assert_eq!(update_some(ring.as_fd(), 0, &[good, bad], &[7, 8]), Ok(1));
+        assert_eq!(update(ring.as_fd(), 0, &[good, bad], &[7, 8]), Err(Errno(libc::EFAULT)));
+        assert_eq!(update(ring.as_fd(), 0, &[good, good], &[7, 8]), Ok(()));
+        // SAFETY: the slots are the test's own.
+        assert_eq!(unsafe { clear_slots(ring.as_fd(), 0, 2) }, Ok(()));
+        assert!(update(ring.as_fd(), 1, &[EMPTY, EMPTY], &[]).is_err(), "beyond the table");
+    }
 
     #[test]
     fn structures_have_the_kernels_sizes() {
