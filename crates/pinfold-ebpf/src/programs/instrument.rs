@@ -113,16 +113,6 @@ impl Partings {
 const HALF_BITS: u32 = 31;
 
 impl Programs {
-    /// As [`load`](Self::load), without the programs for one kind of change. No monitor over these sees it: this is for the
-    /// test that an [`Instrument`] does.
-    ///
-    /// # Errors
-    ///
-    /// As [`load`](Self::load).
-    pub fn load_without(change: &str) -> Result<Self, ProgramsError> {
-        Self::load_at(|hook| hook.change != change, true)
-    }
-
     /// As [`load`](Self::load), without the programs for one kind of change and without those at all ends, as where the
     /// kernel skips them: each change leaves its record. For tests.
     ///
