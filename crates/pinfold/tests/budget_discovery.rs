@@ -180,6 +180,23 @@ fn the_tightest_group_bounds_whichever_it_is() {
     assert_eq!(machine.read().bounds(Kind::Verbs).len(), 2);
 }
 
+/// Also where its name is how the name of its parent's file begins.
+#[test]
+fn the_use_that_is_said_is_that_of_the_tightest_group() {
+    let machine = Machine::new("named-as-a-file");
+    machine.memlock("unlimited", "unlimited");
+    machine.write("/proc/self/cgroup", "0::/a/memory\n");
+    machine.write("/sys/fs/cgroup/a/memory/memory.current", "4096\n");
+    machine.write("/sys/fs/cgroup/a/memory.max", "1073741824\n");
+    machine.write("/sys/fs/cgroup/a/memory.current", "8192\n");
+    let advice = machine.read().advice();
+    let current = advice.iter().find_map(|advice| match advice {
+        BudgetAdvice::TightGroup { current, .. } => *current,
+        _ => None,
+    });
+    assert_eq!(current, Some(8192));
+}
+
 #[test]
 fn the_first_version_of_control_groups_is_read_where_it_has_memory() {
     let machine = Machine::new("legacy");

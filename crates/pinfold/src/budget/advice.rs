@@ -108,7 +108,9 @@ impl Discovery {
         if tightest.shared_with != SharedWith::Group {
             return None;
         }
-        let own = |group: &&super::Group| tightest.source.starts_with(&group.directory);
+        let own = |group: &&super::Group| {
+            [&group.max.source, &group.high.source].contains(&&tightest.source)
+        };
         let current = self.groups.iter().find(own).and_then(|group| group.current.get());
         Some(BudgetAdvice::TightGroup { bound: tightest, current })
     }
