@@ -6,8 +6,8 @@ use crate::output::{self, Failure, Output, Tone, Verdict};
 use crate::page::Page;
 use crate::run::library;
 use pinfold::allocator;
-use pinfold::budget::{Discovery, Figure, Kind as Pinned};
-use pinfold::limits::{IpcLock, Limits};
+use pinfold::budget::{Discovery, Figure, Kind as Pinned, Privilege};
+use pinfold::limits::Limits;
 use pinfold::monitor::hooks::Hooks;
 use pinfold::monitor::{Best, Choice, Feed, best};
 use pinfold::registrar::Mlock;
@@ -338,9 +338,11 @@ impl LimitsReport {
             memlock_hard_bytes: limits.memlock_hard.bytes(),
             enforced_bytes: limits.enforced().bytes(),
             ipc_lock: match limits.ipc_lock {
-                IpcLock::Effective => "effective",
-                IpcLock::Inert => "inert",
-                IpcLock::Absent => "absent",
+                Some(Privilege::Effective) => "effective",
+                Some(Privilege::Inert) => "inert",
+                Some(Privilege::Lowered) => "lowered",
+                Some(Privilege::Absent { .. }) => "absent",
+                None => "unknown",
             },
             locked_bytes: limits.locked_bytes,
             pinned_bytes: limits.pinned_bytes,

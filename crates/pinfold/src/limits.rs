@@ -3,7 +3,7 @@
 //! Three counters meet one limit: io_uring counts the pages it pins per user, verbs per process
 //! (`VmPin`), `mlock` per process (`VmLck`), and each is compared with `RLIMIT_MEMLOCK` on its own.
 
-use crate::machine::{self, Machine};
+use crate::machine::{self, Machine, Privilege};
 use pinfold_kernel::process::page_bytes;
 
 pub use crate::machine::Memlock;
@@ -16,7 +16,7 @@ pub struct Limits {
     /// The hard limit, up to which a program may raise its soft limit by itself.
     pub memlock_hard: Memlock,
     /// Whether the kernel waives the limit.
-    pub ipc_lock: IpcLock,
+    pub ipc_lock: Option<Privilege>,
     /// Memory locked by `mlock`, in bytes (`VmLck`).
     pub locked_bytes: Option<u64>,
     /// Memory pinned by devices, in bytes (`VmPin`).
@@ -33,18 +33,6 @@ pub struct Limits {
     pub unprivileged_userfaultfd: Option<bool>,
 }
 
-/// Whether the process has the capability that waives `RLIMIT_MEMLOCK`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum IpcLock {
-    /// It has: the kernel counts, and refuses nothing.
-    Effective,
-    /// It has, but in a user namespace of its own (a rootless container), where the kernel does
-    /// not honour it: the limit holds.
-    Inert,
-    /// It has not: the limit holds.
-    Absent,
-}
-
 impl Limits {
     /// Asks the kernel: some ten system calls, a fraction of a millisecond.
     pub fn read() -> Self {
@@ -52,14 +40,15 @@ impl Limits {
         // Where the question is refused, nothing is promised.
         let none = Memlock::Bytes(0);
         let (memlock_soft, memlock_hard) = machine.memlock().unwrap_or((none, none));
-        let status = machine.status().unwrap_or_default();
+        let status = machine.status();
+        let amount = |key| machine::kilobytes(status.as_deref().ok()?, key);
         let number = |path| machine.parsed(path, machine::number).ok();
         Self {
             memlock_soft,
             memlock_hard,
-            ipc_lock: ipc_lock(&machine, &status),
-            locked_bytes: machine::kilobytes(&status, "VmLck:"),
-            pinned_bytes: machine::kilobytes(&status, "VmPin:"),
+            ipc_lock: status.as_ref().ok().and_then(|status| machine.privilege(status).ok()),
+            locked_bytes: amount("VmLck:"),
+            pinned_bytes: amount("VmPin:"),
             max_map_count: number(MAX_MAP_COUNT),
             page_bytes: page_bytes(),
             io_uring_disabled: number("/proc/sys/kernel/io_uring_disabled")
@@ -69,14 +58,19 @@ impl Limits {
         }
     }
 
-    /// The limit that the kernel really applies to this process's pinned memory.
+    /// The limit that the kernel really applies to this process's pinned memory; an unknown privilege is none.
     ///
     /// What other processes of the same user have pinned by io_uring counts against it too.
     pub const fn enforced(&self) -> Memlock {
         match self.ipc_lock {
-            IpcLock::Effective => Memlock::Unlimited,
-            IpcLock::Inert | IpcLock::Absent => self.memlock_soft,
+            Some(Privilege::Effective) => Memlock::Unlimited,
+            _ => self.memlock_soft,
         }
+    }
+
+    /// The same in bytes, where it is known to hold, and so may be the reason of a refusal.
+    pub(crate) fn limit_in_force(&self) -> Option<u64> {
+        self.ipc_lock.and(self.enforced().bytes())
     }
 }
 
@@ -90,16 +84,6 @@ const MAX_MAP_COUNT: &str = "/proc/sys/vm/max_map_count";
 /// How many mappings a process may have.
 pub(crate) fn max_map_count() -> Option<u64> {
     Machine::this().parsed(MAX_MAP_COUNT, machine::number).ok()
-}
-
-fn ipc_lock(machine: &Machine, status: &str) -> IpcLock {
-    if !machine::has_ipc_lock(status, "CapEff:") {
-        return IpcLock::Absent;
-    }
-    match machine.is_initial_namespace() {
-        Ok(true) => IpcLock::Effective,
-        _ => IpcLock::Inert,
-    }
 }
 
 #[cfg(test)]
@@ -119,22 +103,23 @@ mod tests {
     }
 
     #[test]
-    fn without_the_capability_the_limit_holds() {
-        let this = Machine::this();
-        assert_eq!(ipc_lock(&this, "CapEff:\t0000000000000000\n"), IpcLock::Absent);
-        assert_eq!(ipc_lock(&this, ""), IpcLock::Absent);
-        assert_ne!(ipc_lock(&this, "CapEff:\t0000000000004000\n"), IpcLock::Absent);
-        let elsewhere = Machine::at("/nowhere".as_ref());
-        assert_eq!(ipc_lock(&elsewhere, "CapEff:\t0000000000004000\n"), IpcLock::Inert);
-    }
-
-    #[test]
     fn a_waived_limit_is_no_limit() {
         let mut limits = Limits::read();
         limits.memlock_soft = Memlock::Bytes(4096);
-        limits.ipc_lock = IpcLock::Inert;
-        assert_eq!(limits.enforced(), Memlock::Bytes(4096));
-        limits.ipc_lock = IpcLock::Effective;
-        assert_eq!(limits.enforced(), Memlock::Unlimited);
+        limits.ipc_lock = Some(Privilege::Inert);
+        assert_eq!(
+            (limits.enforced(), limits.limit_in_force()),
+            (Memlock::Bytes(4096), Some(4096))
+        );
+        limits.ipc_lock = Some(Privilege::Effective);
+        assert_eq!((limits.enforced(), limits.limit_in_force()), (Memlock::Unlimited, None));
+    }
+
+    /// As where no descriptor is left for `/proc`.
+    #[test]
+    fn an_unknown_privilege_is_none_and_is_no_reason_of_a_refusal() {
+        let mut limits = Limits::read();
+        (limits.memlock_soft, limits.ipc_lock) = (Memlock::Bytes(4096), None);
+        assert_eq!((limits.enforced(), limits.limit_in_force()), (Memlock::Bytes(4096), None));
     }
 }

@@ -35,6 +35,23 @@ impl Memlock {
     }
 }
 
+/// How `CAP_IPC_LOCK` stands, which waives `RLIMIT_MEMLOCK`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Privilege {
+    /// Effective where it counts: nothing is refused for that limit.
+    Effective,
+    /// Effective in a user namespace of the process's own (a rootless container), where the kernel does not honour it.
+    Inert,
+    /// Permitted, but not effective: the program has to raise it (`capset`) first.
+    Lowered,
+    /// Not there.
+    Absent {
+        /// The process, or one that it came from, has given up gaining any (`no_new_privs`), so file
+        /// capabilities and set-user-id programs will not give it.
+        no_new_privileges: bool,
+    },
+}
+
 /// Why a number is not known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -139,9 +156,26 @@ impl Machine {
         self.text("/proc/self/status")
     }
 
-    /// Whether this is the machine's own user namespace, where capabilities count against its limits.
-    pub(crate) fn is_initial_namespace(&self) -> Result<bool, Unread> {
-        self.link("/proc/self/ns/user").map(|target| target == INITIAL_USER_NAMESPACE)
+    /// How `CAP_IPC_LOCK` stands for the process with this [`status`](Self::status), which is this one.
+    pub(crate) fn privilege(&self, status: &str) -> Result<Privilege, Unread> {
+        let has = |key| match capabilities(status, key) {
+            Some(_) => Ok(has_ipc_lock(status, key)),
+            None => Err(Unread::Missing),
+        };
+        Ok(match (has("CapEff:")?, has("CapPrm:")?) {
+            (true, _) if self.is_in_initial_namespace("self")? => Privilege::Effective,
+            (true, _) => Privilege::Inert,
+            (false, true) => Privilege::Lowered,
+            (false, false) => {
+                Privilege::Absent { no_new_privileges: word(status, "NoNewPrivs:") == Some("1") }
+            }
+        })
+    }
+
+    /// Whether that process is in the machine's own user namespace, where capabilities count against its limits.
+    pub(crate) fn is_in_initial_namespace(&self, process: &str) -> Result<bool, Unread> {
+        let target = self.link(&format!("/proc/{process}/ns/user"))?;
+        Ok(target == INITIAL_USER_NAMESPACE)
     }
 }
 

@@ -37,7 +37,7 @@ impl Machine {
         machine
     }
 
-    fn write(&self, path: &str, text: &str) {
+    fn write(&self, path: &str, text: impl AsRef<[u8]>) {
         let path = self.0.join(path.trim_start_matches('/'));
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
@@ -132,6 +132,23 @@ fn a_privilege_counts_only_where_it_is_effective() {
     assert_eq!(machine.texts(), "");
     // Then the machine's memory is what is left to bound it, half of it.
     assert_eq!(machine.budget(Kind::IoUring).unwrap().bytes as u64, 8 * GIB);
+}
+
+/// As where no descriptor is left for `/proc`, at a refusal of the device.
+#[test]
+fn what_cannot_be_read_again_stays_as_it_was() {
+    let machine = Machine::new("reread");
+    machine.status(IPC_LOCK, IPC_LOCK, "");
+    let budget = Budget::discover_below(&machine.0, Kind::Verbs, LIMITS).unwrap();
+    assert_eq!(budget.total().bytes as u64, 8 * GIB);
+    machine.remove("/proc/self/status");
+    assert_eq!(budget.refresh().bytes as u64, 8 * GIB);
+    // Without a limit there is nothing to waive.
+    machine.memlock("unlimited", "unlimited");
+    assert_eq!(budget.refresh().bytes as u64, 8 * GIB);
+    machine.memlock("8388608", "8388608");
+    machine.status(0, 0, "");
+    assert_eq!(budget.refresh().bytes as u64, 8 * MIB);
 }
 
 #[test]
@@ -332,13 +349,15 @@ fn rings_are_not_part_of_a_budget_for_their_buffers() {
     let ring = |bytes: u64| {
         format!("10000-{:x} rw-s 00000000 00:10 1 anon_inode:[io_uring]\n", 0x10000 + bytes)
     };
-    machine.write("/proc/self/maps", &ring(MIB));
+    machine.write("/proc/self/maps", ring(MIB));
     let budget = Budget::discover_below(&machine.0, Kind::IoUring, LIMITS).unwrap();
     assert_eq!(budget.total().bytes as u64, 8 * MIB - MIB - MIB);
     assert_eq!(machine.read().counted(Kind::IoUring), 2 * MIB);
     assert_eq!(machine.budget(Kind::Verbs).unwrap().bytes as u64, 7 * MIB);
-    machine.write("/proc/self/maps", &ring(3 * MIB));
+    machine.write("/proc/self/maps", ring(3 * MIB));
     assert_eq!(budget.refresh().bytes as u64, 4 * MIB);
+    machine.remove("/proc/self/maps");
+    assert_eq!(budget.refresh().bytes as u64, 4 * MIB, "what cannot be read stays");
     machine.write("/proc/sys/kernel/osrelease", "6.12.1\n");
     assert_eq!(budget.refresh().bytes as u64, 7 * MIB);
 }

@@ -4,7 +4,8 @@
 
 mod registrar_support;
 
-use pinfold::limits::{IpcLock, Limits, Memlock};
+use pinfold::budget::Privilege;
+use pinfold::limits::{Limits, Memlock};
 use pinfold::registrar::Mlock;
 use pinfold::{Access, RegisterError};
 use registrar_support::{
@@ -39,7 +40,7 @@ fn the_limit_holds_for_the_unprivileged() {
     alone("the_limit_holds_for_the_unprivileged", || {
         if live_under_a_limit(LIMIT, 54_875) {
             let limits = Limits::read();
-            assert_eq!(limits.ipc_lock, IpcLock::Absent);
+            assert!(matches!(limits.ipc_lock, Some(Privilege::Absent { .. })));
             assert_eq!(limits.enforced(), Memlock::Bytes(LIMIT));
             assert!(!locks_more_than_the_limit());
         }
@@ -57,7 +58,7 @@ fn a_capability_of_ones_own_namespace_is_inert() {
             }
             limit_locked_memory(LIMIT);
             let limits = Limits::read();
-            limits.ipc_lock == IpcLock::Inert
+            limits.ipc_lock == Some(Privilege::Inert)
                 && limits.enforced() == Memlock::Bytes(LIMIT)
                 && !locks_more_than_the_limit()
         });

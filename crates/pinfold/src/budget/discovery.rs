@@ -6,6 +6,8 @@ use pinfold_kernel::control_group::{ControlGroup, GroupFile};
 use std::fmt;
 use std::path::Path;
 
+pub use crate::machine::Privilege;
+
 /// What kind of registrar is to pin. Three counters meet one limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -26,23 +28,6 @@ pub struct MemlockLimit {
     pub soft: Memlock,
     /// Up to where a process may raise the soft limit by itself.
     pub hard: Memlock,
-}
-
-/// How `CAP_IPC_LOCK` stands, which waives `RLIMIT_MEMLOCK`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Privilege {
-    /// Effective where it counts: nothing is refused for that limit.
-    Effective,
-    /// Effective in a user namespace of the process's own, where the kernel does not honour it.
-    Inert,
-    /// Permitted, but not effective: the program has to raise it (`capset`) first.
-    Lowered,
-    /// Not there.
-    Absent {
-        /// The process, or one that it came from, has given up gaining any (`no_new_privs`), so file
-        /// capabilities and set-user-id programs will not give it.
-        no_new_privileges: bool,
-    },
 }
 
 /// A control group with a limit on memory, the process's own or one above it.
@@ -201,42 +186,6 @@ impl Discovery {
         groups.into_iter().filter_map(|group| group.max.value.ok().flatten()).min()
     }
 
-    /// What may have changed since: `RLIMIT_MEMLOCK`, the privilege and, for io_uring and if they are wanted, the
-    /// rings; everything else is [`Unread::Untold`].
-    pub(super) fn limits_below(root: &Path, kind: Kind, reads_rings: bool) -> Self {
-        let machine = Machine::at(root);
-        let status = machine.status();
-        let mut discovery = Self {
-            memlock: memlock(&machine),
-            privilege: privilege(&machine, &status),
-            ..Self::empty()
-        };
-        if reads_rings && kind == Kind::IoUring {
-            discovery.rings = rings(&machine);
-        }
-        discovery
-    }
-
-    fn empty() -> Self {
-        let none = || Figure::new(Err(Unread::Untold), "not asked", SharedWith::Process);
-        Self {
-            memlock: Figure::new(Err(Unread::Untold), "not asked", SharedWith::Process),
-            privilege: Figure::new(Err(Unread::Untold), "not asked", SharedWith::Process),
-            locked: none(),
-            pinned: none(),
-            rings: none(),
-            pinned_by_others: none(),
-            groups: Vec::new(),
-            groups_unread: Some(Unread::Untold),
-            memory: none(),
-            available: none(),
-            mappings: none(),
-            max_mappings: none(),
-            huge_pages: Vec::new(),
-            rdma_objects: Vec::new(),
-        }
-    }
-
     /// Whether the kernel compares pinned memory with `RLIMIT_MEMLOCK` at all.
     pub fn memlock_enforced(&self) -> bool {
         self.privilege.get() != Some(Privilege::Effective)
@@ -293,6 +242,44 @@ impl Discovery {
     }
 }
 
+/// The limits that change while a process runs. `None` for what could not be read, or was not wanted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CurrentLimits {
+    /// The soft `RLIMIT_MEMLOCK`, in bytes; all that there are without one.
+    pub(super) memlock: Option<u64>,
+    /// Whether a privilege waives it.
+    pub(super) is_waived: Option<bool>,
+    /// What the rings of io_uring take of it, in bytes.
+    pub(super) rings: Option<u64>,
+}
+
+impl CurrentLimits {
+    /// With `/proc` below `root`. The rings are read for io_uring alone.
+    pub(super) fn below(root: &Path, kind: Kind, reads_rings: bool) -> Self {
+        let machine = Machine::at(root);
+        let privilege = machine.status().and_then(|status| machine.privilege(&status));
+        let reads_rings = reads_rings && kind == Kind::IoUring;
+        Self {
+            memlock: machine.memlock().ok().map(|(soft, _)| in_bytes(soft)),
+            is_waived: privilege.ok().map(|it| it == Privilege::Effective),
+            rings: reads_rings.then(|| rings(&machine).get()).flatten(),
+        }
+    }
+
+    /// Those found first, for a registrar of this kind: a privilege that is unknown is none.
+    pub(super) fn of(discovery: &Discovery, kind: Kind) -> Self {
+        Self {
+            memlock: discovery.memlock.get().map(|limit| in_bytes(limit.soft)),
+            is_waived: Some(!discovery.memlock_enforced()),
+            rings: Some(discovery.counted_for_rings(kind)),
+        }
+    }
+}
+
+fn in_bytes(limit: Memlock) -> u64 {
+    limit.bytes().unwrap_or(u64::MAX)
+}
+
 fn bound_of(figure: &Figure<Option<u64>>, beyond: Beyond) -> Option<Bound> {
     let bytes = figure.get()??;
     let (source, shared_with) = (figure.source.clone(), figure.shared_with);
@@ -305,20 +292,7 @@ fn memlock(machine: &Machine) -> Figure<MemlockLimit> {
 }
 
 fn privilege(machine: &Machine, status: &Result<String, Unread>) -> Figure<Privilege> {
-    let value = status.as_ref().map_err(|&why| why).and_then(|status| {
-        let has = |key| match machine::capabilities(status, key) {
-            Some(_) => Ok(machine::has_ipc_lock(status, key)),
-            None => Err(Unread::Missing),
-        };
-        Ok(match (has("CapEff:")?, has("CapPrm:")?) {
-            (true, _) if machine.is_initial_namespace()? => Privilege::Effective,
-            (true, _) => Privilege::Inert,
-            (false, true) => Privilege::Lowered,
-            (false, false) => Privilege::Absent {
-                no_new_privileges: machine::word(status, "NoNewPrivs:") == Some("1"),
-            },
-        })
-    });
+    let value = status.as_ref().map_err(|&why| why).and_then(|status| machine.privilege(status));
     Figure::new(value, "/proc/self/status: CapEff, /proc/self/ns/user", SharedWith::Process)
 }
 

@@ -1,5 +1,6 @@
 //! What was found of the limits that change, where several threads read them at the same time.
 
+use super::discovery::CurrentLimits;
 use std::time::{Duration, Instant};
 
 /// When a reading of the limits reads the list of mappings as well, for the rings in it.
@@ -18,23 +19,24 @@ pub(super) const RINGS_STAY: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Readings {
     begun: u64,
-    memlock: Reading,
-    rings: Reading,
+    memlock: Reading<u64>,
+    is_waived: Reading<bool>,
+    rings: Reading<u64>,
     /// When the last reading of the rings began.
     rings_begun: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Default, Debug)]
-struct Reading {
+struct Reading<T> {
     number: u64,
-    bytes: Option<u64>,
+    value: Option<T>,
 }
 
-impl Reading {
+impl<T> Reading<T> {
     /// What could not be read stays as it was.
-    fn note(&mut self, number: u64, bytes: Option<u64>) {
-        if bytes.is_some() && number > self.number {
-            *self = Self { number, bytes };
+    fn note(&mut self, number: u64, value: Option<T>) {
+        if value.is_some() && number > self.number {
+            *self = Self { number, value };
         }
     }
 }
@@ -51,20 +53,21 @@ impl Readings {
         (self.begun, reads_rings)
     }
 
-    /// Notes what reading `number` found, in bytes.
-    pub(super) fn note(&mut self, number: u64, memlock: Option<u64>, rings: Option<u64>) {
-        self.memlock.note(number, memlock);
-        self.rings.note(number, rings);
+    /// Notes what reading `number` found.
+    pub(super) fn note(&mut self, number: u64, found: CurrentLimits) {
+        self.memlock.note(number, found.memlock);
+        self.is_waived.note(number, found.is_waived);
+        self.rings.note(number, found.rings);
     }
 
     /// What the kernel lets the process pin, in bytes. `None` if it cannot be known.
     pub(super) fn memlock(&self) -> Option<u64> {
-        self.memlock.bytes
+        if self.is_waived.value == Some(true) { Some(u64::MAX) } else { self.memlock.value }
     }
 
     /// What the rings take of it, in bytes.
     pub(super) fn rings(&self) -> u64 {
-        self.rings.bytes.unwrap_or(0)
+        self.rings.value.unwrap_or(0)
     }
 }
 
@@ -72,17 +75,37 @@ impl Readings {
 mod tests {
     use super::*;
 
+    fn found(memlock: u64, rings: Option<u64>) -> CurrentLimits {
+        CurrentLimits { memlock: Some(memlock), is_waived: Some(false), rings }
+    }
+
+    const UNREAD: CurrentLimits = CurrentLimits { memlock: None, is_waived: None, rings: None };
+
     #[test]
     fn what_was_found_before_a_change_does_not_overwrite_what_was_found_behind_it() {
         let mut readings = Readings::default();
         let (before, _) = readings.begin(Rings::Always);
         let (behind, _) = readings.begin(Rings::Always);
-        readings.note(behind, Some(2), Some(20));
-        readings.note(before, Some(1), Some(10));
+        readings.note(behind, found(2, Some(20)));
+        readings.note(before, found(1, Some(10)));
         assert_eq!((readings.memlock(), readings.rings()), (Some(2), 20));
         let (last, _) = readings.begin(Rings::WhenOld);
-        readings.note(last, None, None);
+        readings.note(last, UNREAD);
         assert_eq!((readings.memlock(), readings.rings()), (Some(2), 20), "not read");
+    }
+
+    #[test]
+    fn a_waiver_stays_where_only_the_limit_can_be_read() {
+        let mut readings = Readings::default();
+        let mut note = |found| {
+            let (number, _) = readings.begin(Rings::Always);
+            readings.note(number, found);
+            readings.memlock()
+        };
+        assert_eq!(note(CurrentLimits { is_waived: Some(true), ..UNREAD }), Some(u64::MAX));
+        assert_eq!(note(CurrentLimits { memlock: Some(1), ..UNREAD }), Some(u64::MAX));
+        assert_eq!(note(CurrentLimits { is_waived: Some(false), ..UNREAD }), Some(1));
+        assert_eq!(note(CurrentLimits { memlock: Some(2), ..UNREAD }), Some(2));
     }
 
     /// What is slow may come in behind what is quick.
@@ -91,8 +114,8 @@ mod tests {
         let mut readings = Readings::default();
         let (slow, _) = readings.begin(Rings::Always);
         let (quick, _) = readings.begin(Rings::WhenOld);
-        readings.note(quick, Some(2), None);
-        readings.note(slow, Some(1), Some(10));
+        readings.note(quick, found(2, None));
+        readings.note(slow, found(1, Some(10)));
         assert_eq!((readings.memlock(), readings.rings()), (Some(2), 10));
     }
 

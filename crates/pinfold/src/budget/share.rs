@@ -1,6 +1,6 @@
 //! One budget for several caches, pools and reservations of a process.
 
-use super::discovery::{Beyond, Bound, Discovery, Kind};
+use super::discovery::{Beyond, Bound, CurrentLimits, Discovery, Kind};
 use super::figure::SharedWith;
 use super::ledger::{Drawer, Ledger, NotJoined, Refuser, SLICE, Terms, User};
 use super::readings::{Readings, Rings};
@@ -227,8 +227,7 @@ impl Source {
         let mut readings = Readings::default();
         let (number, _) = readings.begin(Rings::Always);
         let discovery = Discovery::below(root);
-        let rings = Some(discovery.counted_for_rings(kind));
-        readings.note(number, enforced_memlock(&discovery), rings);
+        readings.note(number, CurrentLimits::of(&discovery, kind));
         let source = Self {
             root: root.to_owned(),
             kind,
@@ -251,14 +250,6 @@ impl Source {
             // A program that asked for more than is prudent got it, up to what is possible.
             Some(asked) => Some(Amount { bytes: to_usize(memlock).min(asked.bytes), ..asked }),
         }
-    }
-}
-
-/// What the kernel lets this process pin, used or not, in bytes. `None` if it cannot be known.
-fn enforced_memlock(discovery: &Discovery) -> Option<u64> {
-    match discovery.memlock_enforced() {
-        true => Some(discovery.memlock.get()?.soft.bytes().unwrap_or(u64::MAX)),
-        false => Some(u64::MAX),
     }
 }
 
@@ -620,10 +611,9 @@ impl Inner {
         let Some(source) = &self.source else { return false };
         let begun = self.lock().map(|mut state| state.readings.begin(rings));
         let Some((number, reads_rings)) = begun else { return false };
-        let found = Discovery::limits_below(&source.root, source.kind, reads_rings);
-        let rings = reads_rings.then(|| found.counted_for_rings(source.kind));
+        let found = CurrentLimits::below(&source.root, source.kind, reads_rings);
         let changed = self.changed(|state| {
-            state.readings.note(number, enforced_memlock(&found), rings);
+            state.readings.note(number, found);
             let (from, to) = (state.ledger.total(), source.total(&state.readings)?);
             if from == to {
                 return None;

@@ -470,7 +470,7 @@ fn bad_address(range: AddressRange, Errno(errno): Errno) -> RegisterError {
 /// What counts is the privilege of the ring's maker; that is this process's own, unless the
 /// ring was handed over or the privilege given up since.
 fn no_memory(Errno(errno): Errno) -> RegisterError {
-    match Limits::read().enforced().bytes() {
+    match Limits::read().limit_in_force() {
         Some(limit) => RegisterError::PinnedMemoryLimit { limit_bytes: Some(limit), errno },
         None => RegisterError::Os { operation: UPDATE, errno },
     }
