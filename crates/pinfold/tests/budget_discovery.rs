@@ -54,14 +54,18 @@ impl Machine {
 
     fn status(&self, effective: u64, permitted: u64, rest: &str) {
         let text = format!(
-            "Pid:\t100\nUid:\t1000\t1000\t1000\t1000\nCapPrm:\t{permitted:016x}\n\
+            "Tgid:\t100\nPid:\t107\nUid:\t1000\t1000\t1000\t1000\nCapPrm:\t{permitted:016x}\n\
              CapEff:\t{effective:016x}\n{rest}"
         );
         self.write("/proc/self/status", &text);
     }
 
     fn namespace(&self, target: &str) {
-        let path = self.0.join("proc/self/ns/user");
+        self.namespace_of("self", target);
+    }
+
+    fn namespace_of(&self, process: &str, target: &str) {
+        let path = self.0.join(format!("proc/{process}/ns/user"));
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         let _first = fs::remove_file(&path);
         symlink(target, path).unwrap();
@@ -166,10 +170,17 @@ fn pins_of_the_same_user_are_summed_and_others_are_not() {
     machine.write("/proc/100/status", "Uid:\t1000\nVmPin:\t999999 kB\n");
     machine.write("/proc/200/status", "Uid:\t1000\t0\t0\t0\nVmPin:\t3072 kB\n");
     machine.write("/proc/201/status", "Uid:\t1000\nVmPin:\t1024 kB\n");
-    machine.write("/proc/202/status", "Uid:\t1000\nVmPin:\t9999 kB\nCapEff:\t0000000000004000\n");
     machine.write("/proc/300/status", "Uid:\t1001\nVmPin:\t8192 kB\n");
     machine.write("/proc/400/status", "nonsense");
     assert_eq!(machine.read().pinned_by_others.get(), Some(4 * MIB));
+    // A capability waives the limit in the machine's own user namespace alone.
+    let privileged = "Uid:\t1000\nVmPin:\t2048 kB\nCapEff:\t0000000000004000\n";
+    for process in ["202", "203", "204"] {
+        machine.write(&format!("/proc/{process}/status"), privileged);
+    }
+    machine.namespace_of("202", "user:[4026531837]");
+    machine.namespace_of("203", "user:[4026532000]");
+    assert_eq!(machine.read().pinned_by_others.get(), Some(8 * MIB), "one's is not visible");
     assert!(machine.texts().contains("user of its own"));
 }
 

@@ -90,8 +90,10 @@ pub struct Discovery {
     pub rings: Figure<u64>,
     /// What this user's other processes have pinned, in bytes, as far as they can be seen. The
     /// kernel does not tell the counter that io_uring compares; this sum has the pins of RDMA too,
-    /// and lacks those of processes that are hidden or have ended, and the memory of their rings. What processes with
-    /// `CAP_IPC_LOCK` have pinned does not count, and is left out.
+    /// and lacks those of processes that are hidden, have ended or whose first thread has, and the memory of their rings.
+    /// What processes with a `CAP_IPC_LOCK` that waives the limit have pinned does not count, and is left out; one counts
+    /// whose user namespace this process may not see (`/proc/PID/ns/user`), as the capability is worth nothing in
+    /// a namespace of its own.
     pub pinned_by_others: Figure<u64>,
     /// The control groups that count memory: the process's own first.
     pub groups: Vec<Group>,
@@ -305,19 +307,26 @@ fn of_status(status: &Result<String, Unread>, key: &str, shared_with: SharedWith
 /// What the other processes of the same real user have pinned, as far as `/proc` shows them.
 fn pinned_by_others(machine: &Machine, status: &Result<String, Unread>) -> Figure<u64> {
     let own = status.as_ref().ok().and_then(|text| {
-        Some((machine::word(text, "Uid:")?.to_owned(), machine::word(text, "Pid:")?.to_owned()))
+        Some((machine::word(text, "Uid:")?.to_owned(), machine::word(text, "Tgid:")?.to_owned()))
     });
     let value = own.ok_or(Unread::Missing).map(|(user, process)| {
         let others = machine.names("/proc").into_iter();
         let others = others.filter(|name| *name != process && name.parse::<u32>().is_ok());
-        others
-            .filter_map(|name| machine.text(&format!("/proc/{name}/status")).ok())
-            .filter(|status| machine::word(status, "Uid:") == Some(&user))
-            .filter(|status| !machine::has_ipc_lock(status, "CapEff:"))
-            .filter_map(|status| machine::kilobytes(&status, "VmPin:"))
-            .fold(0, u64::saturating_add)
+        let pinned = |name: String| {
+            let status = machine.text(&format!("/proc/{name}/status")).ok()?;
+            let counts = machine::word(&status, "Uid:") == Some(&user)
+                && !waives_limit(machine, &name, &status);
+            machine::kilobytes(&status, "VmPin:").filter(|_| counts)
+        };
+        others.filter_map(pinned).fold(0, u64::saturating_add)
     });
     Figure::new(value, "/proc/PID/status of the same user: VmPin", SharedWith::User)
+}
+
+/// Whether another process, with that status, is known to have a `CAP_IPC_LOCK` that the kernel honours.
+fn waives_limit(machine: &Machine, process: &str, status: &str) -> bool {
+    machine::has_ipc_lock(status, "CapEff:")
+        && machine.is_in_initial_namespace(process).unwrap_or(false)
 }
 
 fn of_meminfo(machine: &Machine, key: &str) -> Figure<u64> {
