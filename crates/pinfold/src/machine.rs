@@ -107,9 +107,11 @@ impl Machine {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// What is in the file `path`, which begins with a slash.
+    /// What is in the file `path`, which begins with a slash. The kernel prints names of programs, which it cuts, and of
+    /// files as they are: bytes that are no UTF-8 are replaced.
     pub(crate) fn text(&self, path: &str) -> Result<String, Unread> {
-        fs::read_to_string(self.path(path)).map_err(|error| unread(&error))
+        let bytes = fs::read(self.path(path)).map_err(|error| unread(&error))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// What is in the file, understood.

@@ -155,6 +155,19 @@ fn what_cannot_be_read_again_stays_as_it_was() {
     assert_eq!(budget.refresh().bytes as u64, 8 * MIB);
 }
 
+/// The kernel cuts the name of a program in the middle of a letter, and prints the names of files as they are.
+#[test]
+fn names_that_are_no_text_hide_nothing() {
+    let machine = Machine::new("bytes");
+    let status =
+        b"Name:\tcaf\xff\nVmPin:\t8 kB\nCapPrm:\t0000000000004000\nCapEff:\t0000000000004000\n";
+    machine.write("/proc/self/status", status);
+    machine.write("/proc/self/maps", b"1000-2000 r-xp 00000000 fe:00 7 /home/\xff\n");
+    let found = machine.read();
+    assert_eq!((found.pinned.get(), found.mappings.get()), (Some(8 << 10), Some(1)));
+    assert_eq!(found.privilege.get(), Some(Privilege::Effective));
+}
+
 #[test]
 fn a_limit_that_may_be_raised_is_said() {
     let machine = Machine::new("raisable");

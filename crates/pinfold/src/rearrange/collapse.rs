@@ -1,9 +1,9 @@
 //! One block put into a huge page by the kernel, and what can be in the way.
 
 use super::pages;
+use crate::machine::{self, Machine};
 use crate::{AddressRange, mappings};
 use pinfold_kernel::{Errno, memory};
-use std::fs;
 
 /// Why a part of a region was left as it was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -97,6 +97,7 @@ pub(super) fn is_mapped(block: AddressRange) -> bool {
 fn is_forbidden(block: AddressRange) -> bool {
     let entries = pages::entries(block).unwrap_or_default();
     entries.iter().any(|entry| entry.flags.iter().any(|flag| flag == "nh"))
-        || fs::read_to_string("/proc/self/status")
-            .is_ok_and(|status| status.lines().any(|line| line.starts_with("THP_enabled:\t0")))
+        || Machine::this()
+            .status()
+            .is_ok_and(|status| machine::word(&status, "THP_enabled:") == Some("0"))
 }
