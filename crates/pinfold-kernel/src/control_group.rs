@@ -42,9 +42,13 @@ impl ControlGroup {
     /// those above it. `None` where that cannot be known.
     pub fn of_this_process(root: &Path, controller: &str) -> Option<Vec<Self>> {
         // A path may be any bytes.
-        let read = |path| fs::read(root.join(path)).ok();
+        let read = |path: String| fs::read(root.join(path)).ok();
         let read = |path| read(path).map(|text| String::from_utf8_lossy(&text).into_owned());
-        let (groups, mounts) = (read("proc/self/cgroup")?, read("proc/self/mountinfo")?);
+        // By the calling thread: once the first one has ended the kernel shows no mounts there, and the topmost group.
+        let read = |name| {
+            read(format!("proc/thread-self/{name}")).or_else(|| read(format!("proc/self/{name}")))
+        };
+        let (groups, mounts) = (read("cgroup")?, read("mountinfo")?);
         let is_unified = |it: &Membership<'_>| it.controllers.is_empty();
         // Each controller is in one hierarchy only; where version 1 has it, version 2 has not.
         let membership = memberships(&groups)

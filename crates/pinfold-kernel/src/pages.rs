@@ -62,9 +62,10 @@ pub fn present(range: AddressRange) -> Result<Present, Errno> {
     count(open_pagemap()?.as_raw_fd(), range)
 }
 
-/// The table that [`is_huge`] asks: this process's, also in a forked child that has the descriptor.
+/// The table that [`is_huge`] asks: this process's, also in a forked child that has the descriptor. The file is the calling
+/// thread's, and stays good when that ends; the first one's cannot be opened once that has ended.
 pub fn open_pagemap() -> Result<OwnedFd, Errno> {
-    open(c"/proc/self/pagemap", 0)
+    open(c"/proc/thread-self/pagemap", 0).or_else(|_| open(c"/proc/self/pagemap", 0))
 }
 
 /// Whether `page` is part of a huge page that is mapped as one; `None` if no page is there. `ENOTTY` before Linux 6.7.

@@ -153,9 +153,17 @@ impl Machine {
         Ok((Memlock::of(limit.soft), Memlock::of(limit.hard)))
     }
 
+    /// What the file `name` of `/proc/self` says of this process, by its calling thread: once the first one has ended
+    /// (`pthread_exit` in `main`) the kernel says nothing there. That file where the thread's own cannot be read: in a root
+    /// that was made up, or under a security module that allows the one alone.
+    pub(crate) fn own_text(&self, name: &str) -> Result<String, Unread> {
+        let of = |task| self.text(&format!("/proc/{task}/{name}"));
+        of("thread-self").or_else(|_| of("self"))
+    }
+
     /// `/proc/self/status`.
     pub(crate) fn status(&self) -> Result<String, Unread> {
-        self.text("/proc/self/status")
+        self.own_text("status")
     }
 
     /// How `CAP_IPC_LOCK` stands for the process with this [`status`](Self::status), which is this one.

@@ -11,7 +11,8 @@
 //!
 //! The public functions open `/proc/self/maps` for each question: a descriptor kept open would go
 //! on showing the parent's mappings in a forked child. A monitor, which knows when it is in a
-//! child, keeps it open and saves two thirds of the time.
+//! child, keeps it open and saves two thirds of the time. It is the calling thread's file that is
+//! opened: the first thread's shows no mapping once that has ended (`pthread_exit` in `main`).
 
 use crate::descriptor::KnownDescriptor;
 use crate::{Access, AddressRange, BadAddress, MappingKind};
@@ -147,7 +148,7 @@ pub(crate) struct OpenMaps {
 
 impl OpenMaps {
     pub(crate) fn new() -> Result<Self, Errno> {
-        Ok(Self { table: KnownDescriptor::new(open_table()?)?, reading: Mutex::new(()) })
+        Ok(Self { table: KnownDescriptor::new(open_table_to_keep()?)?, reading: Mutex::new(()) })
     }
 
     pub(crate) fn descriptor(&self) -> pinfold_kernel::Descriptor {
@@ -197,7 +198,11 @@ impl OpenMaps {
 
     fn in_text(&self, range: AddressRange) -> Result<Vec<Mapping>, Errno> {
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
-        self.open().parse(range)
+        match self.open().parse(range) {
+            // The thread whose file it is has ended.
+            Err(Errno(libc::ESRCH)) => ask_once(range),
+            answer => answer,
+        }
     }
 
     fn open(&self) -> Table<'_> {
@@ -205,8 +210,23 @@ impl OpenMaps {
     }
 }
 
+/// The calling thread's, or the first one's where that is not to be had: a security module may allow the one alone.
 fn open_table() -> Result<OwnedFd, Errno> {
+    descriptor::open_of_proc(c"/proc/thread-self/maps", 0).or_else(|_| open_first_thread_s())
+}
+
+/// The first thread's, if that has not ended yet: it stays good for the process's life. What another thread's shows as text
+/// ends with that thread.
+fn open_table_to_keep() -> Result<OwnedFd, Errno> {
+    open_first_thread_s().ok().filter(shows_mappings).map_or_else(open_table, Ok)
+}
+
+fn open_first_thread_s() -> Result<OwnedFd, Errno> {
     descriptor::open_of_proc(c"/proc/self/maps", 0)
+}
+
+fn shows_mappings(table: &OwnedFd) -> bool {
+    descriptor::read_at(table.as_fd(), &mut [0], 0) == Ok(1)
 }
 
 fn ask_once(range: AddressRange) -> Result<Vec<Mapping>, Errno> {
@@ -531,6 +551,29 @@ mod tests {
     fn kernel_addresses_are_named_as_such() {
         let range = AddressRange::between(KERNEL_START - 1, KERNEL_START + 1).unwrap();
         assert_eq!(diagnose(range, Access::READ), BadAddress::Kernel { at: KERNEL_START });
+    }
+
+    #[test]
+    fn a_table_that_a_thread_opened_is_asked_after_its_end() {
+        use pinfold_kernel::thread::{thread_exists, thread_id, yield_now};
+        let opened = || (descriptor::open_of_proc(c"/proc/thread-self/maps", 0), thread_id());
+        let (table, thread) = std::thread::spawn(opened).join().unwrap();
+        let table = KnownDescriptor::new(table.unwrap()).unwrap();
+        while thread_exists(thread) {
+            yield_now();
+        }
+        let maps = OpenMaps { table, reading: Mutex::new(()) };
+        let here = std::ptr::from_ref(&maps).addr();
+        let here = AddressRange::between(here, here + 1).unwrap();
+        assert_eq!(maps.in_text(here).unwrap().len(), 1);
+        assert_eq!(maps.overlapping(here).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn the_table_to_keep_is_the_first_thread_s() {
+        assert!(shows_mappings(&open_table_to_keep().unwrap()));
+        let other = descriptor::open_of_proc(c"/proc/self/task", libc::O_DIRECTORY).unwrap();
+        assert!(!shows_mappings(&other));
     }
 
     /// Before Linux 6.11 all threads read the one open text, while the table changes.

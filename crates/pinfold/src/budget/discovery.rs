@@ -158,7 +158,7 @@ impl Discovery {
     }
 
     /// The same, with `/proc` and `/sys` below `root`: of another process's view of them, or of one
-    /// that a test has made up. `/proc/self` is read there.
+    /// that a test has made up. `/proc/thread-self` is read there, and `/proc/self` for what it has not.
     pub fn below(root: &Path) -> Self {
         let machine = Machine::at(root);
         let status = machine.status();
@@ -344,16 +344,13 @@ fn rings(machine: &Machine) -> Figure<u64> {
     let release = machine.parsed("/proc/sys/kernel/osrelease", machine::release);
     // A kernel that does not say which it is is taken for a new one.
     let free = release.is_ok_and(|release| release < RINGS_CHARGED);
-    let value = if free {
-        Ok(0)
-    } else {
-        machine.text("/proc/self/maps").map(|maps| machine::ring_bytes(&maps))
-    };
+    let value =
+        if free { Ok(0) } else { machine.own_text("maps").map(|maps| machine::ring_bytes(&maps)) };
     Figure::new(value, "/proc/self/maps: io_uring", SharedWith::User)
 }
 
 fn mappings(machine: &Machine) -> Figure<u64> {
-    let value = machine.text("/proc/self/maps").map(|maps| maps.lines().count() as u64);
+    let value = machine.own_text("maps").map(|maps| maps.lines().count() as u64);
     Figure::new(value, "/proc/self/maps: its lines", SharedWith::Process)
 }
 

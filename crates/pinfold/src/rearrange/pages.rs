@@ -79,7 +79,9 @@ pub(super) struct Entry {
 
 /// The entries of the mappings that touch `range`, in order.
 pub(super) fn entries(range: AddressRange) -> Result<Vec<Entry>, Errno> {
-    let text = fs::read("/proc/self/smaps")
+    // Of the first thread the kernel shows none once that has ended.
+    let text = fs::read("/proc/thread-self/smaps")
+        .or_else(|_| fs::read("/proc/self/smaps"))
         .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
     Ok(parse(&String::from_utf8_lossy(&text), range))
 }
