@@ -9,8 +9,10 @@ use pinfold::{Access, AddressRange, BadAddress, DeregisterError, RegisterError};
 use registrar_support::{
     Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, lock, status_bytes,
 };
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+use std::{iter, thread};
 
 /// `VmLck` is the process's, so the tests that read it take turns.
 fn turn() -> MutexGuard<'static, ()> {
@@ -233,6 +235,44 @@ fn the_limit_is_told_apart() {
         registrar.deregister_own(handle, most.range()).unwrap();
         register(&registrar, more.range()).unwrap();
         assert_eq!(locked(), 512 << 10);
+    });
+}
+
+/// What another thread unlocks between the kernel's refusal and the question why is not taken for room that there was.
+#[test]
+fn the_limit_is_told_apart_while_another_thread_unlocks() {
+    const LIMIT: u64 = 1 << 20;
+    alone("the_limit_is_told_apart_while_another_thread_unlocks", || {
+        if !live_under_a_limit(LIMIT, 54_876) {
+            return;
+        }
+        let registrar = Mlock::new().unwrap();
+        let is_over = AtomicBool::new(false);
+        let comes_and_goes = |bytes: usize| {
+            let memory = Memory::new(bytes);
+            while !is_over.load(Ordering::Relaxed) {
+                if let Ok(handle) = register(&registrar, memory.range()) {
+                    registrar.deregister_own(handle, memory.range()).unwrap();
+                }
+            }
+        };
+        let errors = thread::scope(|scope| {
+            scope.spawn(|| comes_and_goes(768 << 10));
+            let memory = Memory::new(512 << 10);
+            let refused = || match register(&registrar, memory.range()) {
+                Err(error) => Some(error),
+                Ok(handle) => {
+                    registrar.deregister_own(handle, memory.range()).unwrap();
+                    None
+                }
+            };
+            let errors: Vec<_> = iter::repeat_with(refused).flatten().take(2000).collect();
+            is_over.store(true, Ordering::Relaxed);
+            errors
+        });
+        let limit =
+            RegisterError::PinnedMemoryLimit { limit_bytes: Some(LIMIT), errno: libc::ENOMEM };
+        assert!(errors.iter().all(|&error| error == limit), "{errors:?}");
     });
 }
 

@@ -152,7 +152,7 @@ impl Mlock {
         match errno {
             Errno(libc::ENOMEM | libc::EINVAL) => match what_is_wrong(range, access) {
                 Some(reason) => RegisterError::BadAddress { range, reason, errno: errno.0 },
-                None => no_room(range, errno),
+                None => no_room(errno),
             },
             Errno(libc::EPERM) => {
                 RegisterError::PinnedMemoryLimit { limit_bytes: Some(0), errno: errno.0 }
@@ -172,15 +172,12 @@ fn what_is_wrong(range: AddressRange, access: Access) -> Option<BadAddress> {
 }
 
 /// The kernel says the same when the limit is reached, when it has no memory itself, and when the
-/// table of mappings is full; the first can be found out.
-fn no_room(range: AddressRange, Errno(errno): Errno) -> RegisterError {
-    let limits = Limits::read();
-    let wanted = limits.locked_bytes.unwrap_or(0).saturating_add(range.len() as u64);
-    match limits.enforced().bytes() {
-        Some(limit) if wanted > limit => {
-            RegisterError::PinnedMemoryLimit { limit_bytes: Some(limit), errno }
-        }
-        _ => RegisterError::Os { operation: "mlock", errno },
+/// table of mappings is full, so ask whether there is a limit to reach. What is locked now says
+/// nothing: another thread may have unlocked since.
+fn no_room(Errno(errno): Errno) -> RegisterError {
+    match Limits::read().limit_in_force() {
+        Some(limit) => RegisterError::PinnedMemoryLimit { limit_bytes: Some(limit), errno },
+        None => RegisterError::Os { operation: "mlock", errno },
     }
 }
 

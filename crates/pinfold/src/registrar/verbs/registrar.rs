@@ -378,16 +378,18 @@ impl Verbs {
     }
 
     /// The kernel says the same when the limit on pinned memory is reached, when the device is
-    /// full, and when it has no memory itself.
+    /// full, and when it has no memory itself. That what is pinned now leaves room below the limit
+    /// says nothing: another thread may have deregistered since.
     fn no_room(&self, range: AddressRange, on_demand: bool, errno: i32) -> RegisterError {
         let limits = Limits::read();
         let bytes = range.page_aligned(limits.page_bytes).len() as u64;
         let wanted = limits.pinned_bytes.unwrap_or(0).saturating_add(bytes);
-        match limits.enforced().bytes() {
-            Some(limit) if !on_demand && wanted > limit => {
+        let is_full = self.is_full();
+        match limits.limit_in_force().filter(|_| !on_demand) {
+            Some(limit) if wanted > limit || !is_full => {
                 RegisterError::PinnedMemoryLimit { limit_bytes: Some(limit), errno }
             }
-            _ if self.is_full() => self.full(errno),
+            _ if is_full => self.full(errno),
             _ => RegisterError::Os { operation: REG, errno },
         }
     }
