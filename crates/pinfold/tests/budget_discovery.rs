@@ -49,7 +49,7 @@ impl Machine {
 
     fn memlock(&self, soft: &str, hard: &str) {
         let line = format!("Max locked memory         {soft:<20} {hard:<20} bytes     \n");
-        self.write("/proc/self/limits", &format!("Limit Soft Hard Units\n{line}"));
+        self.write("/proc/self/limits", format!("Limit Soft Hard Units\n{line}"));
     }
 
     fn status(&self, effective: u64, permitted: u64, rest: &str) {
