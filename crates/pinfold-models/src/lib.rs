@@ -71,7 +71,7 @@ pub(crate) use self::keeping::{
 };
 #[cfg(loom)]
 pub(crate) use pinfold_core::{
-    AddressRange, Lost, Monitor, Position, Replay, Sequence, Uncovered, Watch,
+    AddressRange, Lost, Monitor, Position, Replay, Sequence, Uncovered, Watch, listed,
 };
 
 #[cfg(loom)]

@@ -67,7 +67,6 @@ mod mapping_room;
 mod modules;
 mod process;
 mod rank;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod real;
 mod reasons;
 mod report;
