@@ -13,7 +13,7 @@ use crate::signal::SignalsBlocked;
 use crate::symbols;
 use pinfold_core::foreign::discard;
 use rustix::fs::PROC_SUPER_MAGIC;
-use rustix::thread::{ClockId, CpuSet, Timespec, UnshareFlags};
+use rustix::thread::{CapabilitySet, ClockId, CpuSet, Timespec, UnshareFlags};
 use std::ffi::CStr;
 use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -410,6 +410,37 @@ pub fn processor_lost() -> libc::c_long {
     // SAFETY: the kernel fills the structure. It knows the calling thread, so it cannot fail.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
     usage.ru_nivcsw
+}
+
+/// `CAP_IPC_LOCK` of the calling thread, as `capget(2)` reports it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IpcLock {
+    /// The kernel takes it into account.
+    pub is_effective: bool,
+    /// The thread may make it effective.
+    pub is_permitted: bool,
+}
+
+/// Whether the calling thread has `CAP_IPC_LOCK`, in its own user namespace. Needs no file.
+///
+/// # Errors
+///
+/// Only where a filter of system calls refuses the question.
+pub fn ipc_lock() -> Result<IpcLock, Errno> {
+    let sets = rustix::thread::capabilities(None)?;
+    Ok(IpcLock {
+        is_effective: sets.effective.contains(CapabilitySet::IPC_LOCK),
+        is_permitted: sets.permitted.contains(CapabilitySet::IPC_LOCK),
+    })
+}
+
+/// Whether the calling thread gains no privilege by running a program (`no_new_privs`).
+///
+/// # Errors
+///
+/// Only where a filter of system calls refuses the question.
+pub fn gains_no_privileges() -> Result<bool, Errno> {
+    Ok(rustix::thread::no_new_privs()?)
 }
 
 /// `CLOCK_MONOTONIC` in nanoseconds, as eBPF programs read it.

@@ -15,7 +15,8 @@ pub struct Limits {
     pub memlock_soft: Memlock,
     /// The hard limit, up to which a program may raise its soft limit by itself.
     pub memlock_hard: Memlock,
-    /// Whether the kernel waives the limit.
+    /// Whether the kernel waives the limit for the calling thread. Read without `/proc`, but for a capability that is
+    /// effective, whose user namespace is seen there alone.
     pub ipc_lock: Option<Privilege>,
     /// Memory locked by `mlock`, in bytes (`VmLck`).
     pub locked_bytes: Option<u64>,
@@ -46,7 +47,7 @@ impl Limits {
         Self {
             memlock_soft,
             memlock_hard,
-            ipc_lock: status.as_ref().ok().and_then(|status| machine.privilege(status).ok()),
+            ipc_lock: machine.privilege(&status).ok(),
             locked_bytes: amount("VmLck:"),
             pinned_bytes: amount("VmPin:"),
             max_map_count: number(MAX_MAP_COUNT),
@@ -115,7 +116,7 @@ mod tests {
         assert_eq!((limits.enforced(), limits.limit_in_force()), (Memlock::Unlimited, None));
     }
 
-    /// As where no descriptor is left for `/proc`.
+    /// As with a capability where no descriptor is left for `/proc`.
     #[test]
     fn an_unknown_privilege_is_none_and_is_no_reason_of_a_refusal() {
         let mut limits = Limits::read();

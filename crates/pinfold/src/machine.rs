@@ -3,9 +3,11 @@
 //!
 //! Every parser takes text and panics on none.
 
+use pinfold_kernel::Errno;
 use pinfold_kernel::control_group::ControlGroup;
 use pinfold_kernel::descriptor::read_link;
 use pinfold_kernel::process::Resource;
+use pinfold_kernel::thread::{self, IpcLock};
 use std::ffi::CString;
 use std::fs;
 use std::io;
@@ -103,6 +105,11 @@ impl Machine {
         ControlGroup::of_this_process(&self.root, controller)
     }
 
+    /// Whether this is the machine that this process runs on, so that the kernel can be asked without a file.
+    fn is_this(&self) -> bool {
+        self.root == Path::new("/")
+    }
+
     fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
@@ -145,7 +152,7 @@ impl Machine {
 
     /// `RLIMIT_MEMLOCK`, soft and hard: of this process the kernel is asked itself, which needs no `/proc`.
     pub(crate) fn memlock(&self) -> Result<(Memlock, Memlock), Unread> {
-        if self.root != Path::new("/") {
+        if !self.is_this() {
             return self.parsed("/proc/self/limits", |text| limit(text, "Max locked memory"));
         }
         let limit = Resource::LockedMemory.limit();
@@ -166,19 +173,20 @@ impl Machine {
         self.own_text("status")
     }
 
-    /// How `CAP_IPC_LOCK` stands for the process with this [`status`](Self::status), which is this one.
-    pub(crate) fn privilege(&self, status: &str) -> Result<Privilege, Unread> {
-        let has = |key| match capabilities(status, key) {
-            Some(_) => Ok(has_ipc_lock(status, key)),
-            None => Err(Unread::Missing),
+    /// How `CAP_IPC_LOCK` stands for the calling thread. The kernel is asked itself, so that without `/proc`, too, a limit
+    /// is known to hold; in a root that was made up this [`status`](Self::status) says it.
+    pub(crate) fn privilege(&self, status: &Result<String, Unread>) -> Result<Privilege, Unread> {
+        let asked = self.is_this().then(Capability::of_this_thread).transpose().ok().flatten();
+        let capability = match (asked, status) {
+            (Some(capability), _) => capability,
+            (None, Ok(status)) => Capability::in_status(status)?,
+            (None, Err(why)) => return Err(*why),
         };
-        Ok(match (has("CapEff:")?, has("CapPrm:")?) {
+        Ok(match (capability.sets.is_effective, capability.sets.is_permitted) {
             (true, _) if self.is_in_initial_namespace("self")? => Privilege::Effective,
             (true, _) => Privilege::Inert,
             (false, true) => Privilege::Lowered,
-            (false, false) => {
-                Privilege::Absent { no_new_privileges: word(status, "NoNewPrivs:") == Some("1") }
-            }
+            (false, false) => Privilege::Absent { no_new_privileges: capability.no_new_privileges },
         })
     }
 
@@ -186,6 +194,28 @@ impl Machine {
     pub(crate) fn is_in_initial_namespace(&self, process: &str) -> Result<bool, Unread> {
         let target = self.link(&format!("/proc/{process}/ns/user"))?;
         Ok(target == INITIAL_USER_NAMESPACE)
+    }
+}
+
+/// `CAP_IPC_LOCK`, in whichever user namespace.
+struct Capability {
+    sets: IpcLock,
+    no_new_privileges: bool,
+}
+
+impl Capability {
+    fn of_this_thread() -> Result<Self, Errno> {
+        let no_new_privileges = thread::gains_no_privileges()?;
+        Ok(Self { sets: thread::ipc_lock()?, no_new_privileges })
+    }
+
+    fn in_status(status: &str) -> Result<Self, Unread> {
+        let has = |key| match capabilities(status, key) {
+            Some(_) => Ok(has_ipc_lock(status, key)),
+            None => Err(Unread::Missing),
+        };
+        let sets = IpcLock { is_effective: has("CapEff:")?, is_permitted: has("CapPrm:")? };
+        Ok(Self { sets, no_new_privileges: word(status, "NoNewPrivs:") == Some("1") })
     }
 }
 

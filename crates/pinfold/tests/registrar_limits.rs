@@ -4,10 +4,10 @@
 
 mod registrar_support;
 
-use pinfold::budget::Privilege;
+use pinfold::budget::{Budget, Kind, Privilege};
 use pinfold::limits::{Limits, Memlock};
 use pinfold::registrar::Mlock;
-use pinfold::{Access, RegisterError};
+use pinfold::{Access, RegisterError, Registrar};
 use registrar_support::{
     Memory, alone, enter_user_namespace, in_forked_child, limit_locked_memory, live_under_a_limit,
     lock,
@@ -62,6 +62,34 @@ fn a_capability_of_ones_own_namespace_is_inert() {
                 && limits.enforced() == Memlock::Bytes(LIMIT)
                 && !locks_more_than_the_limit()
         });
+        assert!(held);
+    });
+}
+
+/// The question needs no file: a program may change its root, and give up its privilege later.
+#[test]
+fn without_proc_the_limit_of_the_unprivileged_is_known() {
+    alone("without_proc_the_limit_of_the_unprivileged_is_known", || {
+        let empty = std::env::temp_dir().join(format!("pinfold-limits.{}", std::process::id()));
+        std::fs::create_dir(&empty).unwrap();
+        let held = in_forked_child(|| {
+            limit_locked_memory(LIMIT);
+            let device = Mlock::new().unwrap().limits();
+            let budget = Budget::discover(Kind::Mlock, device).unwrap();
+            if let Err(why) = std::os::unix::fs::chroot(&empty) {
+                eprintln!("skipped: cannot change the root here: {why}");
+                return true;
+            }
+            if !live_under_a_limit(LIMIT, 54_877) {
+                return true;
+            }
+            let limits = Limits::read();
+            limits.locked_bytes.is_none()
+                && matches!(limits.ipc_lock, Some(Privilege::Absent { .. }))
+                && !locks_more_than_the_limit()
+                && budget.refresh().bytes as u64 <= LIMIT
+        });
+        std::fs::remove_dir(&empty).unwrap();
         assert!(held);
     });
 }

@@ -259,7 +259,7 @@ impl CurrentLimits {
     /// With `/proc` below `root`. The rings are read for io_uring alone.
     pub(super) fn below(root: &Path, kind: Kind, reads_rings: bool) -> Self {
         let machine = Machine::at(root);
-        let privilege = machine.status().and_then(|status| machine.privilege(&status));
+        let privilege = machine.privilege(&machine.status());
         let reads_rings = reads_rings && kind == Kind::IoUring;
         Self {
             memlock: machine.memlock().ok().map(|(soft, _)| in_bytes(soft)),
@@ -294,8 +294,7 @@ fn memlock(machine: &Machine) -> Figure<MemlockLimit> {
 }
 
 fn privilege(machine: &Machine, status: &Result<String, Unread>) -> Figure<Privilege> {
-    let value = status.as_ref().map_err(|&why| why).and_then(|status| machine.privilege(status));
-    Figure::new(value, "/proc/self/status: CapEff, /proc/self/ns/user", SharedWith::Process)
+    Figure::new(machine.privilege(status), "capget(2), /proc/self/ns/user", SharedWith::Process)
 }
 
 fn of_status(status: &Result<String, Unread>, key: &str, shared_with: SharedWith) -> Figure<u64> {
