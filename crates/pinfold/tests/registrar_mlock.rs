@@ -9,6 +9,7 @@ use pinfold::{Access, AddressRange, BadAddress, DeregisterError, RegisterError};
 use registrar_support::{
     Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, lock, status_bytes,
 };
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -273,6 +274,33 @@ fn the_limit_is_told_apart_while_another_thread_unlocks() {
         let limit =
             RegisterError::PinnedMemoryLimit { limit_bytes: Some(LIMIT), errno: libc::ENOMEM };
         assert!(errors.iter().all(|&error| error == limit), "{errors:?}");
+    });
+}
+
+/// Evicting other registrations would not bring the pages back.
+#[test]
+fn pages_behind_the_end_of_a_file_are_not_taken_for_the_limit() {
+    const LIMIT: u64 = 1 << 20;
+    alone("pages_behind_the_end_of_a_file_are_not_taken_for_the_limit", || {
+        if !live_under_a_limit(LIMIT, 54_878) {
+            return;
+        }
+        let path = std::env::temp_dir().join(format!("pinfold-mlock.{}", std::process::id()));
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file.set_len(16 * PAGE as u64).unwrap();
+        let memory = Memory::shared_file(file.as_raw_fd(), 16 * PAGE);
+        file.set_len(4 * PAGE as u64).unwrap();
+        let registrar = Mlock::new().unwrap();
+        let error = lock(&registrar, memory.range(), Access::READ).unwrap_err();
+        let (range, reason) = (memory.range(), BadAddress::Unknown);
+        assert_eq!(error, RegisterError::BadAddress { range, reason, errno: libc::ENOMEM });
+        assert_eq!(locked(), 0);
     });
 }
 

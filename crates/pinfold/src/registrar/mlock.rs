@@ -152,7 +152,7 @@ impl Mlock {
         match errno {
             Errno(libc::ENOMEM | libc::EINVAL) => match what_is_wrong(range, access) {
                 Some(reason) => RegisterError::BadAddress { range, reason, errno: errno.0 },
-                None => no_room(errno),
+                None => no_room(range, errno),
             },
             Errno(libc::EPERM) => {
                 RegisterError::PinnedMemoryLimit { limit_bytes: Some(0), errno: errno.0 }
@@ -171,14 +171,27 @@ fn what_is_wrong(range: AddressRange, access: Access) -> Option<BadAddress> {
     }
 }
 
-/// The kernel says the same when the limit is reached, when it has no memory itself, and when the
-/// table of mappings is full, so ask whether there is a limit to reach. What is locked now says
-/// nothing: another thread may have unlocked since.
-fn no_room(Errno(errno): Errno) -> RegisterError {
-    match Limits::read().limit_in_force() {
+/// The kernel says the same when the limit is reached, when it has no memory itself, when the
+/// table of mappings is full, and when a page cannot be had, so ask whether there is a limit to reach. What is locked
+/// now does not show that it was not reached: another thread may have unlocked since.
+fn no_room(range: AddressRange, Errno(errno): Errno) -> RegisterError {
+    let limits = Limits::read();
+    let limit = limits.limit_in_force();
+    let range = range.page_aligned(limits.page_bytes);
+    let wanted = limits.locked_bytes.unwrap_or(0).saturating_add(range.len() as u64);
+    if limit.is_none_or(|limit| wanted <= limit) && lacks_a_page(range) {
+        return RegisterError::BadAddress { range, reason: BadAddress::Unknown, errno };
+    }
+    match limit {
         Some(limit) => RegisterError::PinnedMemoryLimit { limit_bytes: Some(limit), errno },
         None => RegisterError::Os { operation: "mlock", errno },
     }
+}
+
+/// Whether a touch of `range`, whole pages, raises a signal: behind the end of a file that was truncated, with no huge
+/// page left, on memory that has failed. Makes the pages, as locking them would. No before Linux 5.14.
+fn lacks_a_page(range: AddressRange) -> bool {
+    matches!(memory::populate(range, false), Err(Errno(libc::EFAULT | libc::EHWPOISON)))
 }
 
 /// A range that this thread alone locks or unlocks until it drops this.
