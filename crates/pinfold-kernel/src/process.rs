@@ -149,15 +149,26 @@ pub fn heap() -> Option<HeapUse> {
 
 /// The kernel's release, as `uname -r` prints it.
 pub fn kernel_release() -> Result<String, Errno> {
+    Ok(text_of(&kernel_names()?.release))
+}
+
+/// How the kernel was built, as `uname -v` prints it.
+pub fn kernel_version() -> Result<String, Errno> {
+    Ok(text_of(&kernel_names()?.version))
+}
+
+fn kernel_names() -> Result<libc::utsname, Errno> {
     let mut names = MaybeUninit::<libc::utsname>::zeroed();
     // By its number: a program may have a function of its own under this name.
     // SAFETY: the kernel writes one `utsname` at most.
     done(unsafe { libc::syscall(libc::SYS_uname, names.as_mut_ptr()) })?;
     // SAFETY: zeros are one, and so is what the kernel has written.
-    let names = unsafe { names.assume_init() };
-    let release: Vec<u8> = names.release.iter().map(|&byte| byte.to_ne_bytes()[0]).collect();
-    let release = CStr::from_bytes_until_nul(&release).unwrap_or_default();
-    Ok(release.to_string_lossy().into_owned())
+    Ok(unsafe { names.assume_init() })
+}
+
+fn text_of(name: &[libc::c_char]) -> String {
+    let bytes: Vec<u8> = name.iter().map(|&byte| byte.to_ne_bytes()[0]).collect();
+    CStr::from_bytes_until_nul(&bytes).unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// How the process's system calls are restricted: 0 not at all, 1 strictly, 2 by filters (seccomp). The error
@@ -185,6 +196,7 @@ mod tests {
         assert!(limit.soft.is_some_and(|soft| soft > 0));
         let release = kernel_release().unwrap();
         assert!(release.starts_with(|first: char| first.is_ascii_digit()), "{release}");
+        assert!(kernel_version().unwrap().starts_with('#'));
         assert!(limit.hard.is_none_or(|hard| limit.soft.is_some_and(|soft| soft <= hard)));
     }
 }
