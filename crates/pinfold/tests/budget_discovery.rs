@@ -194,6 +194,12 @@ fn pins_of_the_same_user_are_summed_and_others_are_not() {
     machine.namespace_of("202", "user:[4026531837]");
     machine.namespace_of("203", "user:[4026532000]");
     assert_eq!(machine.read().pinned_by_others.get(), Some(8 * MIB), "one's is not visible");
+    let pinned_with_users = |map: &str| {
+        machine.write("/proc/204/uid_map", map);
+        machine.read().pinned_by_others.get()
+    };
+    assert_eq!(pinned_with_users("         0          0 4294967295\n"), Some(6 * MIB));
+    assert_eq!(pinned_with_users("         0     100000      65536\n"), Some(8 * MIB));
     assert!(machine.texts().contains("user of its own"));
 }
 

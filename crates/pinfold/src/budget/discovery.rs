@@ -76,7 +76,8 @@ pub struct RdmaObjects {
 pub struct Discovery {
     /// `RLIMIT_MEMLOCK`.
     pub memlock: Figure<MemlockLimit>,
-    /// `CAP_IPC_LOCK`.
+    /// `CAP_IPC_LOCK` of the calling thread: capabilities are each thread's own, and the kernel checks those of the
+    /// thread that registers.
     pub privilege: Figure<Privilege>,
     /// What this process has locked (`VmLck`), in bytes.
     pub locked: Figure<u64>,
@@ -91,9 +92,9 @@ pub struct Discovery {
     /// What this user's other processes have pinned, in bytes, as far as they can be seen. The
     /// kernel does not tell the counter that io_uring compares; this sum has the pins of RDMA too,
     /// and lacks those of processes that are hidden, have ended or whose first thread has, and the memory of their rings.
-    /// What processes with a `CAP_IPC_LOCK` that waives the limit have pinned does not count, and is left out; one counts
-    /// whose user namespace this process may not see (`/proc/PID/ns/user`), as the capability is worth nothing in
-    /// a namespace of its own.
+    /// What processes with a `CAP_IPC_LOCK` that waives the limit have pinned does not count, and is left out. The
+    /// capability is worth nothing in a user namespace of its own. Where this process may not see which one it is
+    /// (`/proc/PID/ns/user`), a process whose map of users (`uid_map`) is the machine's is taken to be in that.
     pub pinned_by_others: Figure<u64>,
     /// The control groups that count memory: the process's own first.
     pub groups: Vec<Group>,
@@ -325,7 +326,16 @@ fn pinned_by_others(machine: &Machine, status: &Result<String, Unread>) -> Figur
 /// Whether another process, with that status, is known to have a `CAP_IPC_LOCK` that the kernel honours.
 fn waives_limit(machine: &Machine, process: &str, status: &str) -> bool {
     machine::has_ipc_lock(status, "CapEff:")
-        && machine.is_in_initial_namespace(process).unwrap_or(false)
+        && machine
+            .is_in_initial_namespace(process)
+            .unwrap_or_else(|_| has_initial_users(machine, process))
+}
+
+/// Whether every user has its own number in that process's user namespace, as in the machine's. Reading the map needs no
+/// right to trace the process, as reading the link to the namespace does.
+fn has_initial_users(machine: &Machine, process: &str) -> bool {
+    let map = machine.text(&format!("/proc/{process}/uid_map"));
+    map.is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]))
 }
 
 fn of_meminfo(machine: &Machine, key: &str) -> Figure<u64> {

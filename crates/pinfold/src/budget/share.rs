@@ -444,6 +444,9 @@ impl Budget {
     /// `RLIMIT_MEMLOCK` stay as they were found first. Costs the reading of two files; for io_uring, also
     /// of the process's list of mappings, for rings that came or grew.
     ///
+    /// Whether `CAP_IPC_LOCK` waives the limit is read of the calling thread, as the kernel checks it: in a program whose
+    /// threads differ in it, the thread that looked last decides for all.
+    ///
     /// No call is needed for a limit that was lowered: the next registration that is refused looks it up. For rings it
     /// does so once a second at most.
     pub fn refresh(&self) -> Amount {
