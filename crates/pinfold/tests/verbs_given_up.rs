@@ -12,7 +12,8 @@
 use pinfold::monitor::NoMonitor;
 use pinfold::registrar::verbs::{DmabufPart, Domain, Library, Verbs, ffi::*};
 use pinfold::suspend::{SuspendProgress, SuspensionTerms, Why};
-use pinfold::{Access, AddressRange, Cache, Config, Lease};
+use pinfold::{Access, AddressRange, Cache, Config, Lease, RegisterError, Registrar};
+use pinfold_core::{DeregisterError, Suspend};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
@@ -226,10 +227,40 @@ fn no_suspension_comes_about_behind_a_closed_descriptor() {
     let not = cache.suspend(whole, vec![], vec![lease], soon()).err().unwrap();
     let Why::Refused(refused) = &not.why else { panic!("{:?}", not.why) };
     assert!(refused.outstanding.translations, "{refused:?}");
-    drop(not);
-    // Taken away, it has none.
+}
+
+/// Taken away, it has none.
+#[test]
+fn a_suspension_comes_about_where_the_device_was_taken_away() {
+    let _turn = answering(usize::MAX);
+    let ((_memory, whole), cache) = (pages(4), told());
+    let lease = get(&cache, whole);
     REFUSAL.store(libc::EIO, SeqCst);
-    drop(cache.suspend(whole, vec![], vec![], soon()).unwrap().resume());
+    drop(cache.suspend(whole, vec![], vec![lease], soon()).unwrap().resume());
+}
+
+/// A device that is opened again under the same number has the same handles: they are its new regions'.
+#[test]
+fn what_is_behind_the_number_of_a_closed_descriptor_is_left_alone() {
+    let _turn = answering(usize::MAX);
+    let ((_memory, whole), verbs) = (pages(1), verbs());
+    // SAFETY: no device uses it.
+    let register = || unsafe { verbs.register(whole, Access::READ) };
+    let (first, second) = (register().unwrap(), register().unwrap());
+    let gone = Err(DeregisterError::DeviceGone { errno: libc::EBADF });
+    REFUSAL.store(libc::EBADF, SeqCst);
+    // SAFETY: as above.
+    assert_eq!(unsafe { verbs.deregister(first, whole) }, gone);
+    REFUSAL.store(0, SeqCst);
+    let (asked, registered) = (ASKED.load(SeqCst), REGISTERED.load(SeqCst));
+    assert!(!verbs.quiet(whole), "the old regions are registered");
+    for region in [first, second] {
+        // SAFETY: as above.
+        assert_eq!(unsafe { verbs.deregister(region, whole) }, gone);
+    }
+    assert_eq!(register(), Err(RegisterError::DeviceGone { errno: libc::EBADF }));
+    drop(verbs);
+    assert_eq!((ASKED.load(SeqCst), REGISTERED.load(SeqCst)), (asked, registered));
 }
 
 /// The kernel refuses a dmabuf with flags beside the rights and this one.

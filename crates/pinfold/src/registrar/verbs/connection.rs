@@ -374,10 +374,11 @@ impl Connection {
     fn modify(&self, state: &State, to: c_uint) -> Result<(), Refusal> {
         let queue_pair = state.queue_pair()?;
         let mut attributes = ibv_qp_attr { qp_state: to, ..ibv_qp_attr::default() };
-        let library = self.lent.domain.device().library();
+        let device = self.lent.domain.device();
+        let modify = device.library().modify_qp;
         // SAFETY: the queue pair is live as long as the lock is held; the mask names what is set.
-        match unsafe { (library.modify_qp)(queue_pair.as_ptr(), &raw mut attributes, IBV_QP_STATE) }
-        {
+        let change = || unsafe { modify(queue_pair.as_ptr(), &raw mut attributes, IBV_QP_STATE) };
+        match device.ask(change) {
             0 => Ok(()),
             errno => Err(Refusal::of(errno)),
         }
@@ -388,12 +389,13 @@ impl Connection {
         let mut attributes = ibv_qp_attr::default();
         let mut initial = MaybeUninit::<ibv_qp_init_attr>::zeroed();
         let mask: c_int = IBV_QP_STATE | IBV_QP_ACCESS_FLAGS;
-        let library = self.lent.domain.device().library();
+        let device = self.lent.domain.device();
+        let query = device.library().query_qp;
         // SAFETY: the queue pair is live as long as the lock is held; there is room for both answers.
-        let status = unsafe {
+        let status = device.ask(|| unsafe {
             let attributes = &raw mut attributes;
-            (library.query_qp)(queue_pair.as_ptr(), attributes, mask, initial.as_mut_ptr())
-        };
+            query(queue_pair.as_ptr(), attributes, mask, initial.as_mut_ptr())
+        });
         match status {
             0 => Ok(Status {
                 state: attributes.qp_state,
@@ -408,6 +410,9 @@ impl Connection {
     /// Other drivers go on by themselves, and are left alone: not all of them take that command.
     fn ring(&self, state: &State) {
         let Ok(queue_pair) = state.queue_pair() else { return };
+        if self.lent.domain.device().is_lost() {
+            return;
+        }
         // SAFETY: the queue pair is live as long as the lock is held, and its device open, unless its descriptor was closed.
         let _is_soft_roce = unsafe {
             let queue_pair = queue_pair.as_ptr();
@@ -713,9 +718,6 @@ mod tests {
         assert!(matches!(connection.in_flight_or_failed(), Ok(Transfers { count: 1, .. })));
         set(|fake| fake.to_error = libc::EIO);
         assert!(connection.in_flight_or_failed().is_err(), "its device is gone");
-        let closed = libc::EBADF;
-        QUEUE_PAIR.set(Fake { state: IBV_QPS_RTS, query: closed, to_error: closed, to_drain: 0 });
-        assert!(matches!(connection.in_flight_or_failed(), Ok(Transfers { count: 1, .. })));
         let refusal = libc::ENOMEM;
         QUEUE_PAIR.set(Fake { state: IBV_QPS_RTS, query: 0, to_error: refusal, to_drain: refusal });
         connection.stop().unwrap();
@@ -745,6 +747,27 @@ mod tests {
         assert!(is_under_way());
         // SAFETY: there is no memory.
         assert_eq!(unsafe { connection.restart() }, Err(ConnectionLost::Gone));
+    }
+
+    /// What has the number of the descriptor since may be the same device, opened again, with a new queue pair under the old
+    /// one's handle.
+    #[test]
+    #[cfg_attr(miri, ignore = "a device has a fork mark, which is the kernel's")]
+    fn what_is_behind_the_number_of_a_closed_descriptor_is_left_alone() {
+        let (connection, closed) = (connection(), libc::EBADF);
+        connection.stop().unwrap();
+        QUEUE_PAIR.set(Fake { state: IBV_QPS_RTS, query: closed, to_error: closed, to_drain: 0 });
+        let is_under_way =
+            || matches!(connection.in_flight_or_failed(), Ok(Transfers { count: 1, .. }));
+        assert!(is_under_way());
+        QUEUE_PAIR.set(Fake { state: IBV_QPS_RTS, query: 0, to_error: 0, to_drain: 0 });
+        assert!(is_under_way(), "the old one runs");
+        connection.fail();
+        // SAFETY: there is no memory.
+        assert_eq!(unsafe { connection.restart() }, Err(ConnectionLost::Gone));
+        connection.take_back();
+        assert!(is_under_way());
+        assert_eq!(QUEUE_PAIR.get().state, IBV_QPS_RTS, "the new one was changed");
     }
 
     /// Of two caches that have stopped it neither lets it go on under the other.

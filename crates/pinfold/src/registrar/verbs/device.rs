@@ -12,6 +12,7 @@ use super::attributes::{Attributes, Operations, Transport};
 use super::ffi::*;
 use super::library::{Library, LibraryError};
 use crate::fork_mark::{FORKED, ForkMark};
+use libc::c_int;
 use pinfold_kernel::{Errno, errno::last_errno};
 use std::ffi::CStr;
 use std::fmt;
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The names of this machine's RDMA devices, as the library lists them; also of those that this
 /// process may not open.
@@ -81,6 +83,9 @@ pub struct Device {
     attributes: Attributes,
     /// A forked child has its parent's descriptor, and must not give back what is its parent's.
     fork_mark: ForkMark,
+    /// Whether a call found the descriptor closed. Its number may be another file's since: a device that was opened again has
+    /// the same handles, so the next command would reach what is registered there.
+    lost: AtomicBool,
 }
 
 // SAFETY: libibverbs may be called from any thread (its manual page `ibv_open_device` and the
@@ -149,7 +154,15 @@ impl Device {
         let fork_mark =
             ForkMark::new(1).map_err(|errno| DeviceError::os("madvise", close_if_ours(errno)))?;
         let attributes = Attributes::of(&attributes);
-        Ok(Self { library, context, ours, name, attributes, fork_mark })
+        Ok(Self {
+            library,
+            context,
+            ours,
+            name,
+            attributes,
+            fork_mark,
+            lost: AtomicBool::new(false),
+        })
     }
 
     /// The kernel's name of it: `mlx5_0`, `rxe0`.
@@ -175,12 +188,47 @@ impl Device {
     pub(super) fn forked(&self) -> bool {
         self.fork_mark.forked()
     }
+
+    /// Whether its descriptor was found closed. No call of the library is made from then on.
+    pub(super) fn is_lost(&self) -> bool {
+        // Relaxed: no other data is published by it. A thread that opens a device because of the loss was notified of it
+        // after it was noted, and each later load in that order sees it.
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// The error number of `call`, which asks the device, or 0. `EBADF` without a call if the descriptor was found closed, now
+    /// or before.
+    pub(super) fn ask(&self, call: impl FnOnce() -> c_int) -> c_int {
+        if self.is_lost() {
+            return libc::EBADF;
+        }
+        let errno = call();
+        self.note(Errno(errno));
+        errno
+    }
+
+    /// What `make` made, or the error number of the library; as [`ask`](Self::ask).
+    pub(super) fn ask_for<T>(&self, make: impl FnOnce() -> *mut T) -> Result<NonNull<T>, Errno> {
+        if self.is_lost() {
+            return Err(Errno(libc::EBADF));
+        }
+        NonNull::new(make()).ok_or_else(|| self.note(last_errno()))
+    }
+
+    fn note(&self, errno: Errno) -> Errno {
+        if errno.0 == libc::EBADF {
+            // Relaxed: as in `is_lost`.
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        errno
+    }
 }
 
 impl Drop for Device {
-    /// Closes it if it is ours, except in a forked child.
+    /// Closes it if it is ours, except in a forked child, and where its descriptor was found closed: the library would close
+    /// what has that number now.
     fn drop(&mut self) {
-        if self.ours && !self.forked() {
+        if self.ours && !self.forked() && !self.is_lost() {
             // SAFETY: every domain and queue pair that we made holds a reference to this, so none
             // is left. A failure leaves nothing to do.
             unsafe { (self.library.close_device)(self.context.as_ptr()) };
@@ -220,9 +268,8 @@ impl Domain {
             return Err(DeviceError::Gone { errno: FORKED });
         }
         // SAFETY: the device is open.
-        let allocated = unsafe { (device.library.alloc_pd)(device.as_ptr()) };
-        let pointer =
-            NonNull::new(allocated).ok_or_else(|| DeviceError::os("ibv_alloc_pd", last_errno()))?;
+        let allocated = device.ask_for(|| unsafe { (device.library.alloc_pd)(device.as_ptr()) });
+        let pointer = allocated.map_err(|errno| DeviceError::os("ibv_alloc_pd", errno))?;
         Ok(Arc::new(Self { pointer, ours: true, device }))
     }
 
@@ -261,9 +308,9 @@ impl Domain {
 }
 
 impl Drop for Domain {
-    /// Gives it back if it is ours, except in a forked child.
+    /// Gives it back if it is ours, except in a forked child, and where the device's descriptor was found closed.
     fn drop(&mut self) {
-        if self.ours && !self.device.forked() {
+        if self.ours && !self.device.forked() && !self.device.is_lost() {
             // SAFETY: whatever we made in it holds a reference to this, so none is left. Should the
             // program have made something in it, the kernel refuses, and it goes with the device.
             unsafe { (self.device.library.dealloc_pd)(self.pointer.as_ptr()) };

@@ -86,6 +86,9 @@ impl Verbs {
         let register =
             self.domain().device().library().reg_dmabuf_mr.ok_or(DmabufError::OldLibrary)?;
         let DmabufPart { offset, length, address } = part;
+        if self.domain().device().is_lost() {
+            return Err(DmabufError::Gone { errno: libc::EBADF });
+        }
         let flags = access_flags(access) | self.flags() & IBV_ACCESS_RELAXED_ORDERING;
         // SAFETY: the domain is live, and the memory is as the caller promises.
         let made = unsafe {

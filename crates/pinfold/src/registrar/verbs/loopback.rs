@@ -294,8 +294,9 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        if !self.domain.device().forked() {
-            let library = self.domain.device().library();
+        let device = self.domain.device();
+        if !device.forked() && !device.is_lost() {
+            let library = device.library();
             // SAFETY: the queue pairs that use it are gone: see the order of `Pair`'s fields.
             unsafe {
                 (library.destroy_cq)(self.pointer.as_ptr());
@@ -338,11 +339,11 @@ impl QueuePair {
             qp_type: IBV_QPT_RC,
             sq_sig_all: 0,
         };
+        let device = domain.device();
+        let create = device.library().create_qp;
         // SAFETY: domain and completion queue are live.
-        let made =
-            unsafe { (domain.device().library().create_qp)(domain.as_ptr(), &raw mut wanted) };
-        let pointer =
-            NonNull::new(made).ok_or_else(|| LoopbackError::os("ibv_create_qp", last_errno()))?;
+        let made = device.ask_for(|| unsafe { create(domain.as_ptr(), &raw mut wanted) });
+        let pointer = made.map_err(|errno| LoopbackError::os("ibv_create_qp", errno))?;
         Ok(Self { domain: Arc::clone(domain), pointer })
     }
 
@@ -362,10 +363,10 @@ impl QueuePair {
     }
 
     fn modify(&self, attributes: &mut ibv_qp_attr, mask: c_int) -> Result<(), LoopbackError> {
+        let device = self.domain.device();
+        let modify = device.library().modify_qp;
         // SAFETY: the queue pair is live; the mask names fields that are set.
-        let status = unsafe {
-            (self.domain.device().library().modify_qp)(self.pointer.as_ptr(), attributes, mask)
-        };
+        let status = device.ask(|| unsafe { modify(self.pointer.as_ptr(), attributes, mask) });
         if status == 0 { Ok(()) } else { Err(LoopbackError::os("ibv_modify_qp", Errno(status))) }
     }
 
@@ -408,11 +409,12 @@ impl QueuePair {
 }
 
 impl Drop for QueuePair {
-    /// Ends what is under way; nothing of it touches memory afterwards.
+    /// Ends what is under way; nothing of it touches memory afterwards, unless the device's descriptor was found closed.
     fn drop(&mut self) {
-        if !self.domain.device().forked() {
+        let device = self.domain.device();
+        if !device.forked() && !device.is_lost() {
             // SAFETY: it is destroyed here only.
-            unsafe { (self.domain.device().library().destroy_qp)(self.pointer.as_ptr()) };
+            unsafe { (device.library().destroy_qp)(self.pointer.as_ptr()) };
         }
     }
 }

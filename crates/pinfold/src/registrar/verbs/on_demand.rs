@@ -138,12 +138,12 @@ impl OnDemand {
     ) -> Result<(), PrefetchError> {
         let length = u32::try_from(piece.len()).unwrap_or(u32::MAX);
         let mut pieces = [ibv_sge { addr: piece.start() as u64, length, lkey: region.lkey() }];
-        let domain = self.domain();
-        let library = domain.device().library();
+        let (domain, device) = (self.domain(), self.domain().device());
         // SAFETY: the domain is live.
-        let status = unsafe {
-            library.advise_mr(domain.as_ptr(), advice, IBV_ADVISE_MR_FLAG_FLUSH, &mut pieces)
-        };
+        let status = device.ask(|| unsafe {
+            let flags = IBV_ADVISE_MR_FLAG_FLUSH;
+            device.library().advise_mr(domain.as_ptr(), advice, flags, &mut pieces)
+        });
         match status {
             0 => Ok(()),
             libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT => {

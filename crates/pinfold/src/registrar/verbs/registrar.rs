@@ -19,7 +19,7 @@ use pinfold_core::{
     Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
     Unsupported,
 };
-use pinfold_kernel::{Errno, errno::last_errno, process::page_bytes};
+use pinfold_kernel::{Errno, process::page_bytes};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -280,13 +280,14 @@ impl Verbs {
         flags: c_uint,
     ) -> Result<MemoryRegion, RegisterError> {
         self.check_request(range, access)?;
-        let library = self.domain.device().library();
+        let device = self.domain.device();
         let flags = access_flags(access) | self.flags | flags;
         let start = ptr::with_exposed_provenance_mut(range.start());
-        // SAFETY: the domain is live, and the memory is as the caller promises.
-        let made = unsafe { library.register(self.domain.as_ptr(), start, range.len(), flags) };
-        let made = NonNull::new(made).ok_or_else(|| {
-            let errno = last_errno();
+        let made = device.ask_for(|| {
+            // SAFETY: the domain is live, and the memory is as the caller promises.
+            unsafe { device.library().register(self.domain.as_ptr(), start, range.len(), flags) }
+        });
+        let made = made.map_err(|errno| {
             self.explain(range, access, flags & IBV_ACCESS_ON_DEMAND != 0, errno)
         })?;
         // SAFETY: the library just made it.
@@ -336,9 +337,10 @@ impl Verbs {
                 _ => return Err(DeregisterError::Os { operation: DEREG, errno: libc::EINVAL }),
             }
         }
+        let device = self.domain.device();
         // SAFETY: the library made it in this domain, and it was not deregistered before: the thread that
         // has it leave is the only one.
-        let status = unsafe { (self.domain.device().library().dereg_mr)(region.as_ptr()) };
+        let status = device.ask(|| unsafe { (device.library().dereg_mr)(region.as_ptr()) });
         let is_refused = status != 0 && !has_ended(status);
         let mut held = self.held();
         if is_refused && let Some(it) = held.live.get_mut(&region) {
