@@ -198,7 +198,10 @@ macro_rules! no_connections {
     () => {
         type Connection = ::core::convert::Infallible;
 
-        fn stop(&self, none: &Self::Connection) -> Result<(), $crate::ConnectionLost> {
+        fn stop(
+            &self,
+            none: &Self::Connection,
+        ) -> ::core::result::Result<(), $crate::ConnectionLost> {
             match *none {}
         }
 
@@ -206,11 +209,14 @@ macro_rules! no_connections {
             &self,
             none: &Self::Connection,
             _: $crate::AddressRange,
-        ) -> Result<$crate::Transfers, $crate::ConnectionLost> {
+        ) -> ::core::result::Result<$crate::Transfers, $crate::ConnectionLost> {
             match *none {}
         }
 
-        unsafe fn restart(&self, none: &Self::Connection) -> Result<(), $crate::ConnectionLost> {
+        unsafe fn restart(
+            &self,
+            none: &Self::Connection,
+        ) -> ::core::result::Result<(), $crate::ConnectionLost> {
             match *none {}
         }
 
