@@ -37,7 +37,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 listed! {
-    /// Which monitor.
+    /// Which monitor: from the best to the worst.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     #[non_exhaustive]
     pub enum Choice {
