@@ -561,7 +561,7 @@ mod tests {
         regions: usize,
         admission: &'static Admission,
     ) -> Arc<Keeper> {
-        let children = Box::leak(Box::new(Children::new().unwrap()));
+        let children = Children::new().unwrap();
         let limit = Limit { bytes: 1 << 20, regions };
         let monitor = Arc::new(Best(Arc::clone(world)));
         Arc::new(Keeper::new(monitor, limit, admission, children, MappingRoom::of(None)))
@@ -771,14 +771,11 @@ mod tests {
     #[test]
     fn loom_of_parent_and_children_one_has_what_is_idle() {
         explore(3, || {
-            let children = Arc::new(Children::new().unwrap());
+            let children = Children::new().unwrap();
             let mut moves = children.moves();
             let forked = moves;
-            let child = |children: &Arc<Children>, moves: Moves| {
-                let children = Arc::clone(children);
-                thread::spawn(move || children.empty(moves))
-            };
-            let others = [child(&children, forked), child(&children, forked)];
+            let child = |moves: Moves| thread::spawn(move || children.empty(moves));
+            let others = [child(forked), child(forked)];
             let ours = children.take_over(&mut moves);
             let won = others.map(|other| other.join().unwrap());
             let winners = won.into_iter().chain([ours]).filter(|&won| won).count();
@@ -790,15 +787,12 @@ mod tests {
     #[test]
     fn loom_of_two_forks_each_has_one_that_ends_what_was_idle() {
         explore(3, || {
-            let children = Arc::new(Children::new().unwrap());
+            let children = Children::new().unwrap();
             let mut moves = children.moves();
-            let child = |children: &Arc<Children>, moves: Moves| {
-                let children = Arc::clone(children);
-                thread::spawn(move || children.empty(moves))
-            };
-            let first = child(&children, moves);
+            let child = |moves: Moves| thread::spawn(move || children.empty(moves));
+            let first = child(moves);
             let ours = children.take_over(&mut moves);
-            let second = child(&children, moves);
+            let second = child(moves);
             let still_ours = children.take_over(&mut moves);
             let (first, second) = (first.join().unwrap(), second.join().unwrap());
             assert_ne!(first, ours, "the first fork's");
@@ -808,10 +802,9 @@ mod tests {
 
     /// A child that ends these, one after the other.
     fn notes(
-        children: &Arc<Children>,
+        children: Children,
         numbers: impl IntoIterator<Item = u32> + 'static,
     ) -> thread::JoinHandle<()> {
-        let children = Arc::clone(children);
         thread::spawn(move || {
             numbers.into_iter().for_each(|number| children.note_ended(Name::of(0, number)));
         })
@@ -820,8 +813,8 @@ mod tests {
     #[test]
     fn loom_what_is_counted_of_what_children_end_is_noted_once() {
         explore(3, || {
-            let children = Arc::new(Children::new().unwrap());
-            let others = [notes(&children, [1]), notes(&children, [2])];
+            let children = Children::new().unwrap();
+            let others = [notes(children, [1]), notes(children, [2])];
             let seen = children.ended();
             let mut names: Vec<_> = children.names(0..seen).collect();
             _ = others.map(|other| other.join().unwrap());
@@ -836,8 +829,8 @@ mod tests {
     #[test]
     fn loom_the_latest_of_what_children_end_are_noted() {
         explore(3, || {
-            let children = Arc::new(Children::new().unwrap());
-            let others = [notes(&children, [1, 3, 4]), notes(&children, [2])];
+            let children = Children::new().unwrap();
+            let others = [notes(children, [1, 3, 4]), notes(children, [2])];
             _ = others.map(|other| other.join().unwrap());
             assert_eq!(children.ended(), 4);
             let names: Vec<_> = children.names(0..4).collect();

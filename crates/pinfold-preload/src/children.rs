@@ -32,7 +32,7 @@ const EMPTIED: u64 = 1 << 63;
 const NAMES: usize = if cfg!(loom) { 2 } else { 510 };
 
 /// See the module. In memory that children share: how many handles children ended, the word of changes, and their names.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Children(&'static [AtomicU64; 2 + NAMES]);
 
 /// A registration as parent and child know it: 24 bits of its device's address, without those that are 0 in each, and 24 of

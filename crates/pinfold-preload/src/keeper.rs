@@ -78,7 +78,7 @@ const IN_VAIN: usize = 64;
 pub(crate) struct Keeper {
     monitor: Monitored,
     admission: &'static Admission,
-    children: &'static Children,
+    children: Children,
     books: Mutex<Books>,
     at_books: PriorityGate,
     at_work: PriorityGate,
@@ -125,7 +125,7 @@ impl Keeper {
         monitor: Monitored,
         limit: Limit,
         admission: &'static Admission,
-        children: &'static Children,
+        children: Children,
         mapping_room: MappingRoom,
     ) -> Self {
         // Nothing is registered yet, so what happened before concerns nothing.
@@ -719,7 +719,7 @@ impl Books {
 
     /// What children have ended is neither found nor ended again, by a number that may be another's: the program may have
     /// given it back since the fork. libibverbs' structures of it stay, some hundred bytes each.
-    fn forget_ends(&mut self, children: &Children) {
+    fn forget_ends(&mut self, children: Children) {
         let before = std::mem::replace(&mut self.ended, children.ended());
         if before == self.ended {
             return;
@@ -875,7 +875,7 @@ mod tests {
         let monitor = best_without_loading(Path::new("/none")).unwrap();
         let admission = ADMISSION.get_or_init(Admission::new);
         // Its own: what a test's children end is no other test's.
-        let children = Box::leak(Box::new(Children::new().unwrap()));
+        let children = Children::new().unwrap();
         let (limit, room) = (Limit { bytes: 1 << 20, regions: 16 }, MappingRoom::of(None));
         Keeper::new(Arc::new(monitor), limit, admission, children, room)
     }

@@ -300,7 +300,7 @@ impl Process {
         let limit = limit(&self.settings, &limits);
         let monitor = monitor().map_err(|complaint| (Reason::NoMonitor, complaint))?;
         let room = MappingRoom::of(limits.max_map_count);
-        Ok(Keeper::new(monitor, limit, &self.admission, &self.children, room))
+        Ok(Keeper::new(monitor, limit, &self.admission, self.children, room))
     }
 
     /// Counts a registration that went to libibverbs as it was.
