@@ -29,7 +29,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -618,6 +618,32 @@ fn what_is_free_in_a_row_serves_a_buffer_for_which_no_span_is_free() {
     drop((block, buffers));
     assert_eq!(consistent(&pool).in_use_bytes, 0);
     assert_eq!(ledger.bytes(), 512 * KIB);
+}
+
+/// A thread that waits beside what is free in a row, or for which that comes back, has it at once and not when its
+/// patience ends.
+#[test]
+fn a_thread_does_not_wait_beside_what_is_free_in_a_row() {
+    use WhenExhausted::{Fail, GrowOrWait, Wait};
+    let (_, pool) = ledger_pool(config(512 * KIB));
+    let mut buffers = vec![pool.get(10_000).unwrap()];
+    let (began, patience) = (Instant::now(), Duration::from_secs(600));
+    for when in [Wait(patience), GrowOrWait(patience)] {
+        let mut buffer = pool.request(20_000).when_exhausted(when).get().unwrap();
+        buffer.fill(1);
+        buffers.push(buffer);
+    }
+    buffers.extend(std::iter::from_fn(|| pool.request(20_000).when_exhausted(Fail).get().ok()));
+    let last = buffers.pop();
+    thread::scope(|scope| {
+        let waiting = || pool.request(20_000).when_exhausted(Wait(patience)).get().map(drop);
+        let waiting = scope.spawn(waiting);
+        drop(last);
+        waiting.join().unwrap().unwrap();
+    });
+    assert!(began.elapsed() < patience / 2, "{:?}", began.elapsed());
+    drop(buffers);
+    assert_eq!(consistent(&pool).in_use_bytes, 0);
 }
 
 /// Threads that wait for each other's buffers all get theirs.

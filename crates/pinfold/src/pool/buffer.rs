@@ -284,9 +284,13 @@ impl<'p, R: Registrar> BufferRequest<'p, R> {
 
     /// Where there is no room for a span of blocks there may be for one buffer, as a run of its own.
     fn take_from(&self, depot: &Depot, want: Want) -> Result<(NonNull<u8>, Kind), AllocateError> {
-        let mut tries = Tries::default();
+        let run = self.run().filter(|run| run.slab_bytes() < want.slab_bytes());
+        let mut tries = Tries::of(run);
         let error = match depot.take(want, self.when, threads::hand(depot), &mut tries) {
-            Ok(block) => return Ok((block, want.kind())),
+            Ok(block) => {
+                let has = run.filter(|_| tries.took_run).unwrap_or(want);
+                return Ok((block, has.kind()));
+            }
             Err(error) => error,
         };
         let last = self.last_resort(depot, want, &error).ok_or(error)?;
@@ -303,9 +307,14 @@ impl<'p, R: Registrar> BufferRequest<'p, R> {
         }
     }
 
-    fn last_resort(&self, depot: &Depot, want: Want, error: &AllocateError) -> Option<Want> {
+    /// A run that holds the buffer, and for which a slab is no longer than it.
+    fn run(&self) -> Option<Want> {
         let Want::Long { units, align, .. } = long(self.length, self.align)? else { return None };
-        let last = Want::Long { units, align, is_last_resort: true };
+        Some(Want::Long { units, align, is_last_resort: true })
+    }
+
+    fn last_resort(&self, depot: &Depot, want: Want, error: &AllocateError) -> Option<Want> {
+        let last = self.run()?;
         let least = |want: Want| depot.bounds().slab_holding(want.slab_bytes());
         let may_help = match error {
             // What the slabs that are there have in a row may do, or the room beside them.

@@ -831,13 +831,22 @@ pub(super) fn grows_on_this_thread(state: &State) -> bool {
     state.growing && MAKING.get() > 0
 }
 
-/// What has come of a request's tries to make a slab.
-#[derive(Default)]
+/// What a request may have besides what it wants, and what has come of its tries.
 pub(super) struct Tries {
+    /// A run that does as well, for one that waits: where no span of blocks is free, one buffer may be.
+    pub(super) run: Option<Want>,
+    /// It has the run, not what it wants.
+    pub(super) took_run: bool,
     /// So many times what was granted came back unused.
     pub(super) gave_back: u32,
     /// Listeners of the budget were told that a device has refused one. They hear it once for a request.
     told: bool,
+}
+
+impl Tries {
+    pub(super) const fn of(run: Option<Want>) -> Self {
+        Self { run, took_run: false, gave_back: 0, told: false }
+    }
 }
 
 /// How often others are asked to give back for a slab that a device refuses: what they give may be of another device, and

@@ -145,7 +145,7 @@ impl Depot {
         // The gate stays closed from here on: what is put, is put where it is found.
         self.raid(&mut state);
         if waiter.seat.is_some()
-            && let Some(block) = state.take(waiter.want)
+            && let Some(block) = waiter.take(&mut state)
         {
             return Ok((state, Looked::Found(block)));
         }
@@ -160,7 +160,7 @@ impl Depot {
         // What came back meanwhile is for the first in the queue, not for who comes first while it steps aside.
         let is_first = waiter.seat.as_ref().is_some_and(|seat| state.queue.is_first(seat));
         let block = match block {
-            None if is_first => state.take(waiter.want),
+            None if is_first => waiter.take(&mut state),
             block => block,
         };
         Ok((state, block.map_or(Looked::Again, Looked::Found)))
@@ -409,7 +409,9 @@ impl<'d> Waiter<'d> {
     /// Goes where it belongs as the slabs are now.
     fn take_a_place(&mut self, state: &mut State) {
         let kept_seat = self.kept_seat.take();
-        match (state.can_hold(self.want), self.seat.is_some()) {
+        let can_hold = |want| state.can_hold(want);
+        let may_come_back = can_hold(self.want) || self.tries.run.is_some_and(can_hold);
+        match (may_come_back, self.seat.is_some()) {
             (true, true) => {}
             (false, false) if self.is_apart => {}
             (true, false) => {
@@ -430,6 +432,15 @@ impl<'d> Waiter<'d> {
                 state.makers += usize::from(self.grows);
             }
         }
+    }
+
+    /// What it wants, or the run that does as well.
+    fn take(&mut self, state: &mut State) -> Option<NonNull<u8>> {
+        state.take(self.want).or_else(|| {
+            let block = state.take(self.tries.run?)?;
+            self.tries.took_run = true;
+            Some(block)
+        })
     }
 
     /// Leaves its place until it takes one again, ahead of those that came later.
