@@ -17,7 +17,7 @@ use pinfold_core::{DeregisterError, Suspend};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -27,6 +27,8 @@ const PAGE: usize = 4096;
 /// How often the device was asked to let go; how often it may answer.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 static ANSWERS: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// Whether it was taken away: each call is refused as the last one.
+static IS_TAKEN_AWAY: AtomicBool = AtomicBool::new(false);
 /// Why it does not.
 static REFUSAL: AtomicI32 = AtomicI32::new(libc::EBUSY);
 /// How many regions were registered: each has a key of its own.
@@ -44,7 +46,7 @@ unsafe extern "C" fn query(_: *mut ibv_context, attributes: *mut ibv_device_attr
         (*attributes).max_mr = 100;
         (*attributes).max_mr_size = 1 << 40;
     }
-    0
+    if IS_TAKEN_AWAY.load(SeqCst) { REFUSAL.load(SeqCst) } else { 0 }
 }
 
 unsafe extern "C" fn register(
@@ -110,6 +112,7 @@ fn answering(answers: usize) -> MutexGuard<'static, ()> {
     ASKED.store(0, SeqCst);
     ANSWERS.store(answers, SeqCst);
     REFUSAL.store(libc::EBUSY, SeqCst);
+    IS_TAKEN_AWAY.store(false, SeqCst);
     turn
 }
 
@@ -229,6 +232,18 @@ fn no_suspension_comes_about_behind_a_closed_descriptor() {
     assert!(refused.outstanding.translations, "{refused:?}");
 }
 
+/// Firmware that fails says the same as a device that was taken away (mlx5).
+#[test]
+fn a_device_that_answers_another_call_has_its_regions() {
+    let _turn = answering(usize::MAX);
+    let ((_memory, whole), cache) = (pages(4), told());
+    let lease = get(&cache, whole);
+    REFUSAL.store(libc::EIO, SeqCst);
+    let not = cache.suspend(whole, vec![], vec![lease], soon()).err().unwrap();
+    let Why::Refused(refused) = &not.why else { panic!("{:?}", not.why) };
+    assert!(refused.outstanding.translations, "{refused:?}");
+}
+
 /// Taken away, it has none.
 #[test]
 fn a_suspension_comes_about_where_the_device_was_taken_away() {
@@ -236,6 +251,7 @@ fn a_suspension_comes_about_where_the_device_was_taken_away() {
     let ((_memory, whole), cache) = (pages(4), told());
     let lease = get(&cache, whole);
     REFUSAL.store(libc::EIO, SeqCst);
+    IS_TAKEN_AWAY.store(true, SeqCst);
     drop(cache.suspend(whole, vec![], vec![lease], soon()).unwrap().resume());
 }
 

@@ -551,7 +551,7 @@ mod tests {
     thread_local! {
         /// The queue pair of this test's device.
         static QUEUE_PAIR: Cell<Fake> = const {
-            Cell::new(Fake { state: IBV_QPS_RTS, query: 0, to_error: 0, to_drain: 0 })
+            Cell::new(Fake { state: IBV_QPS_RTS, query: 0, to_error: 0, to_drain: 0, device: 0 })
         };
     }
 
@@ -562,6 +562,7 @@ mod tests {
         query: c_int,
         to_error: c_int,
         to_drain: c_int,
+        device: c_int,
     }
 
     fn set(change: impl FnOnce(&mut Fake)) {
@@ -603,7 +604,7 @@ mod tests {
     }
 
     unsafe extern "C" fn attributes(_: *mut ibv_context, _: *mut ibv_device_attr) -> c_int {
-        0
+        QUEUE_PAIR.get().device
     }
 
     unsafe extern "C" fn name(_: *mut ibv_device) -> *const c_char {
@@ -717,9 +718,18 @@ mod tests {
         set(|fake| (fake.query, fake.to_error) = (libc::ENOMEM, libc::ENOMEM));
         assert!(matches!(connection.in_flight_or_failed(), Ok(Transfers { count: 1, .. })));
         set(|fake| fake.to_error = libc::EIO);
+        let alone = connection.in_flight_or_failed();
+        assert!(matches!(alone, Ok(Transfers { count: 1, .. })), "of its firmware: {alone:?}");
+        set(|fake| fake.device = libc::EIO);
         assert!(connection.in_flight_or_failed().is_err(), "its device is gone");
         let refusal = libc::ENOMEM;
-        QUEUE_PAIR.set(Fake { state: IBV_QPS_RTS, query: 0, to_error: refusal, to_drain: refusal });
+        QUEUE_PAIR.set(Fake {
+            state: IBV_QPS_RTS,
+            query: 0,
+            to_error: refusal,
+            to_drain: refusal,
+            device: 0,
+        });
         connection.stop().unwrap();
         assert!(matches!(connection.in_flight_or_failed(), Ok(Transfers { count: 1, .. })));
         // SAFETY: there is no memory.
@@ -738,6 +748,7 @@ mod tests {
             query: closed,
             to_error: closed,
             to_drain: closed,
+            device: 0,
         });
         connection.stop().unwrap();
         assert!(is_under_way());
@@ -756,11 +767,17 @@ mod tests {
     fn what_is_behind_the_number_of_a_closed_descriptor_is_left_alone() {
         let (connection, closed) = (connection(), libc::EBADF);
         connection.stop().unwrap();
-        QUEUE_PAIR.set(Fake { state: IBV_QPS_RTS, query: closed, to_error: closed, to_drain: 0 });
+        QUEUE_PAIR.set(Fake {
+            state: IBV_QPS_RTS,
+            query: closed,
+            to_error: closed,
+            to_drain: 0,
+            device: 0,
+        });
         let is_under_way =
             || matches!(connection.in_flight_or_failed(), Ok(Transfers { count: 1, .. }));
         assert!(is_under_way());
-        QUEUE_PAIR.set(Fake { state: IBV_QPS_RTS, query: 0, to_error: 0, to_drain: 0 });
+        QUEUE_PAIR.set(Fake { state: IBV_QPS_RTS, query: 0, to_error: 0, to_drain: 0, device: 0 });
         assert!(is_under_way(), "the old one runs");
         connection.fail();
         // SAFETY: there is no memory.

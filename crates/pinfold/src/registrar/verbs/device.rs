@@ -197,14 +197,12 @@ impl Device {
     }
 
     /// The error number of `call`, which asks the device, or 0. `EBADF` without a call if the descriptor was found closed, now
-    /// or before.
+    /// or before; `ENODEV` if the device was taken away.
     pub(super) fn ask(&self, call: impl FnOnce() -> c_int) -> c_int {
         if self.is_lost() {
             return libc::EBADF;
         }
-        let errno = call();
-        self.note(Errno(errno));
-        errno
+        self.note(Errno(call())).0
     }
 
     /// What `make` made, or the error number of the library; as [`ask`](Self::ask).
@@ -215,12 +213,25 @@ impl Device {
         NonNull::new(make()).ok_or_else(|| self.note(last_errno()))
     }
 
+    /// What a refusal means: `ENODEV` where the device was taken away.
     fn note(&self, errno: Errno) -> Errno {
-        if errno.0 == libc::EBADF {
-            // Relaxed: as in `is_lost`.
-            self.lost.store(true, Ordering::Relaxed);
+        match errno.0 {
+            libc::EBADF => {
+                // Relaxed: as in `is_lost`.
+                self.lost.store(true, Ordering::Relaxed);
+                errno
+            }
+            libc::EIO if self.answers_nothing() => Errno(libc::ENODEV),
+            _ => errno,
         }
-        errno
+    }
+
+    /// `EIO` is what the kernel answers to every command of a device that was taken away, and what drivers answer where
+    /// their firmware refuses a single one (mlx5): what the device has is registered then.
+    fn answers_nothing(&self) -> bool {
+        // SAFETY: the device is open.
+        let answer = unsafe { self.library.query_device_ex(self.context.as_ptr()) };
+        answer.is_err_and(|errno| errno == libc::EIO)
     }
 }
 

@@ -436,9 +436,9 @@ fn bad_address(range: AddressRange, access: Access, on_demand: bool, errno: i32)
     }
 }
 
-/// Whether the device was taken away, and with it what it had: regions, queue pairs.
+/// Whether the device was taken away, and with it what it had: regions, queue pairs. By what `Device::ask` has answered.
 pub(super) const fn has_ended(errno: i32) -> bool {
-    matches!(errno, libc::EIO | libc::ENODEV)
+    errno == libc::ENODEV
 }
 
 /// Whether the device was taken away, or its descriptor closed (`EBADF`). Behind a closed one it lives on, for as long as
