@@ -19,14 +19,7 @@
 //! 0 or that is [too old](RECORD_SECONDS), and frees it at the end. If none among [`TRIES`] places is
 //! free, the program notes the time in [`Changes::crowded`], and everything is under way for
 //! [`CROWDED_SECONDS`].
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to promise that both structures bear being written by others.
 
-#![allow(unsafe_code)]
-
-use pinfold_kernel::mapping::Shareable;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// How many changes back a process may be before it has to take everything for changed.
@@ -113,11 +106,6 @@ pub struct WatchFilter {
     /// A bit for each block of addresses whose changes are to be logged.
     pub blocks: [AtomicU32; BLOCKS / 32],
 }
-
-// SAFETY: nothing but atomics and words that no code reads.
-unsafe impl Shareable for Changes {}
-// SAFETY: as above.
-unsafe impl Shareable for WatchFilter {}
 
 /// The stamp of a place where entry `index` stands.
 pub const fn done(index: u64) -> u64 {

@@ -3,11 +3,18 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` for what makes a view of bare descriptors: code that believes it rests on what
-//! they are.
+//! they are; and to promise that what is mapped of them bears being written by others.
 
 #![allow(unsafe_code)]
 
+use crate::layout::{Changes, WatchFilter};
+use pinfold_kernel::mapping::Shareable;
 use std::os::fd::OwnedFd;
+
+// SAFETY: nothing but atomics and words that no code reads.
+unsafe impl Shareable for Changes {}
+// SAFETY: as above.
+unsafe impl Shareable for WatchFilter {}
 
 /// Tells a view from every other of the same [`Programs`](crate::Programs).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

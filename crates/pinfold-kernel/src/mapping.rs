@@ -10,7 +10,7 @@ use crate::fork_holes;
 use crate::memory::{PRIVATE, RIGHTS};
 use crate::pages::present;
 use crate::process::page_bytes;
-use crate::process_page;
+use crate::{process_page, userfaultfd};
 use pinfold_core::AddressRange;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -371,6 +371,17 @@ impl AtomicPage {
         std::mem::forget(self);
         // SAFETY: as for `word`, and the page has as many: it is never unmapped now.
         unsafe { start.cast().as_ref() }
+    }
+
+    /// Has a userfaultfd report its changes no longer.
+    ///
+    /// # Errors
+    ///
+    /// As of [`userfaultfd::unregister`].
+    pub fn unregister(&self, uffd: BorrowedFd<'_>) -> Result<(), Errno> {
+        let start = self.address();
+        // SAFETY: the page is this one's own, and only atomic words are read and written there.
+        unsafe { userfaultfd::unregister(uffd, start, start + self.bytes()) }
     }
 
     fn start(&self) -> NonNull<u8> {

@@ -30,8 +30,8 @@
 //!
 //! The order of layers, each using only what stands before it: `event_count`, `start` (errors), `watched_page`, `self_test`, `patience`,
 //! `price`, `notify`, `shared`, `range_set`, `log`, `threads`, `pending_discards`, `reader`, `members`, `discard_sources`, then the
-//! monitors `userfaultfd`, `ebpf`, `none`, then `feed`, `process_feed`, `with_feed`, `best`, `follower`,
-//! `subscriptions`, `libfabric`; `hooks` stands apart.
+//! monitors `userfaultfd`, `ebpf`, `none`, then `feed`, `hooks`, `with_feed`, `best`, `follower`,
+//! `subscriptions`, `libfabric`.
 
 mod best;
 mod discard_sources;
@@ -48,7 +48,6 @@ pub mod notify;
 mod patience;
 mod pending_discards;
 mod price;
-mod process_feed;
 mod range_set;
 mod reader;
 mod self_test;

@@ -1,10 +1,4 @@
 //! Single pages that a userfaultfd watches: the monitor's own, and those of its tests.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to end the watch of such a page.
-
-#![allow(unsafe_code)]
 
 use super::start::StartError;
 use crate::AddressRange;
@@ -32,11 +26,9 @@ impl<'p> Unread<'p> {
 
 impl Drop for Unread<'_> {
     fn drop(&mut self) {
-        let (start, end) = bounds(self.page);
         // An error means that the page has been replaced, and the new one is not watched: it is walled, so that nothing need
         // be split, which is refused where the process may have no more mappings.
-        // SAFETY: the page is this monitor's own, and was registered for this userfaultfd.
-        let _ = unsafe { userfaultfd::unregister(self.uffd, start, end) };
+        let _ = self.page.unregister(self.uffd);
     }
 }
 
