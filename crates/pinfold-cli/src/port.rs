@@ -9,24 +9,31 @@
 //! that passes here is a [`Specimen`](crate::change::Specimen)'s or its neighbour's: it is touched
 //! by address only, so the device may read and write it at any time, and an undetected change
 //! costs wrong bytes, which are what this program looks for.
+//!
+//! It implements `Registrar` to hand on another's promise, and `Monitor` to break its promise on purpose ([`Deaf`]): what
+//! follows is a device that reads and writes pages which are no longer the program's. These pages stay pinned by the
+//! registration, so they belong to no other process either, and the program touches its memory by address only: the harm
+//! is wrong bytes, which are counted.
 
 #![allow(unsafe_code)]
 
 mod audit;
-mod deaf;
 
-pub(crate) use audit::{AuditReport, Audited, Ledger, Parted};
+pub(crate) use audit::{AuditReport, Ledger, Parted};
 
 use crate::choice::Wanted;
 use crate::device::{AnyRegistrar, Device, Handle, Kind, Transfer};
 use crate::output::Failure;
-use deaf::Deaf;
 use pinfold::budget::Share;
 use pinfold::landing::{Slab, Zone, ZoneError, ZoneOptions};
 use pinfold::monitor::{Best, Choice, NoMonitor, best};
-use pinfold::{Access, AddressRange, Cache, Config, GetError, Lease, Monitor, Statistics};
+use pinfold::{
+    Access, AddressRange, Cache, Change, Config, Cover, DeregisterError, GetError, Lease, Lost,
+    MappingKind, Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay, Sequence,
+    Statistics, Translation, Watch,
+};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The longest memory that one call moves, in bytes.
 pub(crate) const LANE_BYTES: usize = 8 << 20;
@@ -371,4 +378,139 @@ fn transfer(lease: &PortLease<'_>, part: AddressRange, offset: u64) -> Transfer 
 /// Where a lane begins, and what is behind its beginning.
 pub(crate) fn at(lane: usize, offset: usize) -> u64 {
     (lane * LANE_BYTES + offset) as u64
+}
+
+// --- a registrar that is audited --------------------------------------------------------------------
+
+/// A registrar that enters each registration into a [`Ledger`], if there is one.
+#[derive(Debug)]
+pub(crate) struct Audited {
+    inner: AnyRegistrar,
+    ledger: Option<Arc<Ledger>>,
+}
+
+impl Audited {
+    pub(super) fn new(inner: AnyRegistrar, ledger: Option<Arc<Ledger>>) -> Self {
+        Self { inner, ledger }
+    }
+}
+
+// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+unsafe impl Registrar for Audited {
+    type Handle = Handle;
+
+    fn limits(&self) -> RegistrarLimits {
+        self.inner.limits()
+    }
+
+    fn granted(&self, wanted: Access) -> Access {
+        self.inner.granted(wanted)
+    }
+
+    fn widened(&self, range: AddressRange) -> AddressRange {
+        self.inner.widened(range)
+    }
+
+    fn pins_per_page(&self) -> usize {
+        self.inner.pins_per_page()
+    }
+
+    fn translation(&self) -> Translation {
+        self.inner.translation()
+    }
+
+    fn pinned_limit(&self) -> Option<usize> {
+        self.inner.pinned_limit()
+    }
+
+    unsafe fn register(
+        &self,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Handle, RegisterError> {
+        // SAFETY: the caller's promise.
+        let handle = unsafe { self.inner.register(range, access) }?;
+        if let Some(ledger) = &self.ledger {
+            ledger.enter(handle.key(), range, access);
+        }
+        Ok(handle)
+    }
+
+    unsafe fn deregister(
+        &self,
+        handle: Handle,
+        range: AddressRange,
+    ) -> Result<(), DeregisterError> {
+        // Before: the device may give the same key to the next registration at once.
+        if let Some(ledger) = &self.ledger {
+            ledger.strike(handle.key());
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.deregister(handle, range) }
+    }
+}
+
+// --- a monitor that hears nothing -------------------------------------------------------------------
+
+/// A monitor that claims to see everything and sees nothing: the cache of old, keyed by address. It proves that the checks of
+/// this program can fail.
+#[derive(Debug, Default)]
+pub(crate) struct Deaf {
+    /// Guards how often it was notified.
+    event_count: Mutex<u32>,
+    changed: Condvar,
+}
+
+impl Deaf {
+    fn lock(&self) -> MutexGuard<'_, u32> {
+        self.event_count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// SAFETY: the promise is broken on purpose, see the file's header.
+unsafe impl Monitor for Deaf {
+    fn name(&self) -> &'static str {
+        "deaf"
+    }
+
+    fn check(&self) -> Result<Sequence, Lost> {
+        Ok(Sequence(1))
+    }
+
+    fn watch(&self, _: AddressRange) -> Watch {
+        Watch::Covered
+    }
+
+    fn change_pending(&self, _: AddressRange) -> bool {
+        false
+    }
+
+    fn replay(&self, _: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
+        Replay { up_to: Position(0, 0), sequence: Sequence(1), complete: true, may_repeat: false }
+    }
+
+    fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+        Cover::Detected
+    }
+
+    fn forked(&self) -> bool {
+        false
+    }
+
+    fn notified(&self) -> u32 {
+        *self.lock()
+    }
+
+    fn notify(&self) {
+        let mut count = self.lock();
+        *count = count.wrapping_add(1);
+        self.changed.notify_all();
+    }
+
+    fn wait(&self, seen: u32) {
+        let mut count = self.lock();
+        while *count == seen {
+            count = self.changed.wait(count).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
 }

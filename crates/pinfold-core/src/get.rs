@@ -1,4 +1,5 @@
-//! What a caller asks of a get, and the life of one: is anything new, is it there, otherwise register.
+//! What a caller asks of a get, and the life of one: is anything new, is it there, otherwise register. A range of any length
+//! is a sequence of leases.
 //!
 //! # Safety
 //!
@@ -182,12 +183,26 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
         lease.map(Some)
     }
 
+    /// The leases of a range of any length, piece by piece.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError`] for arguments that make no range; what each piece meets comes with it.
+    ///
+    /// # Safety
+    ///
+    /// As [`get`](Self::get), until the last piece's lease ends.
+    pub unsafe fn pieces(self) -> Result<Pieces<'c, R, M>, GetError> {
+        let range = self.range()?;
+        Ok(Pieces { whole: self, rest: Some(range) })
+    }
+
     fn same(&self) -> Self {
         Self { ..*self }
     }
 
     /// The same of another range, which lies in this one.
-    pub(crate) fn part(&self, range: AddressRange) -> Self {
+    fn part(&self, range: AddressRange) -> Self {
         let ask = Ask::new(range.start(), range.len(), self.ask.terms);
         Self { ask, ..*self }
     }
@@ -197,16 +212,60 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
     /// # Errors
     ///
     /// For arguments that name no bytes or no rights.
-    pub(crate) fn range(&self) -> Result<AddressRange, GetError> {
+    fn range(&self) -> Result<AddressRange, GetError> {
         let Ask { start, length, terms } = self.ask;
         Want::new(start, length, terms).map(|want| want.range)
     }
 
     /// What a piece is at most, in bytes.
-    pub(crate) fn piece_bytes(&self) -> usize {
+    fn piece_bytes(&self) -> usize {
         self.shared.config.piece_bytes
     }
 }
+
+// --- in pieces ----------------------------------------------------------------------------------
+
+/// The leases of a long range, registered one after the other as they are asked for: the
+/// transfer of one piece can fly while the next is registered.
+///
+/// Pieces are cut at addresses that are multiples of
+/// [`Config::piece_bytes`](crate::Config::piece_bytes), so another range of the same buffer finds
+/// the same pieces again. Each piece makes its own monitor check, because the memory may change
+/// between two of them, unless they come from [`Checked::request`](crate::Checked::request).
+/// After an error the iterator goes on with the next piece.
+#[must_use = "pieces are registered as they are asked for"]
+#[derive(Debug)]
+pub struct Pieces<'c, R: Registrar, M: Monitor> {
+    /// What was asked for, as a whole.
+    whole: GetRequest<'c, R, M>,
+    rest: Option<AddressRange>,
+}
+
+impl<R: Registrar, M: Monitor> Pieces<'_, R, M> {
+    /// How many leases are still to come.
+    pub fn remaining(&self) -> usize {
+        let piece = self.whole.piece_bytes();
+        self.rest.map_or(0, |rest| (rest.end() - 1) / piece - rest.start() / piece + 1)
+    }
+}
+
+impl<'c, R: Registrar, M: Monitor> Iterator for Pieces<'c, R, M> {
+    type Item = Result<Lease<'c, R, M>, GetError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let rest = self.rest?;
+        let range = rest.pieces(self.whole.piece_bytes()).next()?;
+        self.rest = AddressRange::between(range.end(), rest.end());
+        // SAFETY: the promise made to `GetRequest::pieces` covers every piece.
+        Some(unsafe { self.whole.part(range).get() })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.remaining(), Some(self.remaining()))
+    }
+}
+
+impl<R: Registrar, M: Monitor> ExactSizeIterator for Pieces<'_, R, M> {}
 
 impl<R: Registrar, M: Monitor> fmt::Debug for GetRequest<'_, R, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

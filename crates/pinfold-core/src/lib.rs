@@ -35,7 +35,7 @@
 //!   the lists), `order` (of eviction), `flight`, `waits`, `callbacks`, `watchers`, `admission`, `suspended_ranges` (what
 //!   suspensions hold back), `followed_ranges` (what landing asks about), `board` (notices)
 //! - the cache: `shared` (a hit), `events`, `reclaim`, `lease`, `room` (what registrations count), `registering`, `miss`, `get`
-//! - entry points: `pieces`, `stable`, `notice` (what a program must react to), `cache`, `followed`
+//! - entry points: `stable`, `notice` (what a program must react to), `cache`, `followed`
 //! - memory that moves: `suspend`
 //! - proofs: `exploring` (a model, with loom), `models`, `log_models`
 
@@ -87,7 +87,6 @@ pub mod monitor;
 pub mod notice;
 mod order;
 pub mod pending_changes;
-pub mod pieces;
 mod queue;
 pub mod range;
 mod range_index;
@@ -124,12 +123,11 @@ pub use clock::Clock;
 pub use config::{Config, Keep, WhenFull};
 pub use coverage::{Change, Cover, MappingKind};
 pub use error::{ConfigError, Exhausted, GetError, Limit, PerUse};
-pub use get::GetRequest;
+pub use get::{GetRequest, Pieces};
 pub use lease::Lease;
 pub use monitor::{ChangeMark, Lost, Monitor, Position, Replay, Sequence, Uncovered, Watch};
 pub use notice::{Notice, Notices, Revocation, SuspensionId};
 pub use pending_changes::{PendingChanges, Ticket};
-pub use pieces::Pieces;
 pub use range::{AddressRange, RangeError};
 pub use reclaim::Reclaimer;
 pub use registrar::{

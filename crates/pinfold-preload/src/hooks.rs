@@ -19,7 +19,7 @@
 //! | `ioctl` | `UFFDIO_REGISTER` that the kernel refused (`EBUSY`) | the program's own userfaultfd goes first: ours releases the range |
 //! | `ioctl` | `UFFDIO_UNREGISTER` | before 6.18 it ends our watch, too: reported as a change; later it is refused because of our watch, which ends |
 //! | `ioctl` | `RDMA_VERBS_IOCTL` | a deregistration in two steps (`steps`) |
-//! | `mremap` | ranges in which something may be kept | refused (`EFAULT`) because of our watch, which ends (`moved`) |
+//! | `mremap` | ranges in which something may be kept | refused (`EFAULT`) because of our watch, which ends |
 //! | `prctl`, `seccomp` | a filter of system calls that is set | nothing begins any more (`sandbox`) |
 //! | `munmap`, `mmap`, `brk`, `sbrk`, `shmdt` | no | the kernel tells of each, exactly and before it returns, by whatever route |
 //! | `madvise` with `MADV_DONTNEED` and its kin | no | the kernel tells before the pages go. A hook could mark the end, but an end is worth something only if no discard comes by another route; `free`, `malloc_trim` and ended threads discard inside the C library, so each range would have to be proved all the same (`monitor/pending_discards`), and the hook would log each discard twice more |
@@ -63,7 +63,6 @@
 
 mod aside;
 mod entries;
-mod moved;
 mod self_test;
 mod told;
 mod userfaultfd;

@@ -81,7 +81,7 @@
 //!
 //! `classes`, `space` (arithmetic), `sys`, `memory`, `map`, `devices`, `slab` (memory), `config`,
 //! `error`, `allowance`, `statistics` (words), `queue` (who waits), `depot` (what is shared), `taking` (what is not at
-//! hand), `threads` (what is not shared), `buffer`, `flight`, `vector`, `raw` (the entry points).
+//! hand), `threads` (what is not shared), `buffer`, `flight`, `vector` (the entry points).
 
 mod allowance;
 mod buffer;
@@ -94,7 +94,6 @@ mod flight;
 mod map;
 mod memory;
 mod queue;
-mod raw;
 mod slab;
 mod space;
 mod statistics;
@@ -108,8 +107,7 @@ pub use allowance::{Allowance, Denied, Unshared};
 pub use buffer::{BufferRequest, Pool, PoolBuffer};
 pub use config::{PoolConfig, WhenExhausted};
 pub use error::{AllocateError, PoolError, PoolExhausted};
-pub use flight::InFlight;
+pub use flight::{InFlight, NotABuffer, capacity_of, deallocate};
 pub use memory::{PageKind, Pages};
-pub use raw::{NotABuffer, capacity_of, deallocate};
 pub use statistics::PoolStatistics;
 pub use vector::PoolVec;

@@ -1,6 +1,6 @@
 //! Which physical pages a registration has, and whether they still stand behind its addresses.
 //!
-//! A registrar of its own reads the page table (`/proc/self/pagemap`) when a range was registered; a
+//! A registrar of its own ([`Audited`](super::Audited)) reads the page table (`/proc/self/pagemap`) when a range was registered; a
 //! lease that the cache gives is compared with that, and in a sweep every registration that the cache would
 //! serve. So a stale registration is found whether or not the bytes of the old pages happen to be right, and
 //! whether or not the program uses it again.
@@ -10,19 +10,11 @@
 //! registration and the look at its pages takes away is recorded wrong and not found here; bytes still
 //! tell. A page that the table does not hold at the moment is faulted in before it is compared, because
 //! reclaim takes the entries of pinned pages of files and leaves the pages.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to hand on the registrar's promise.
-
-#![allow(unsafe_code)]
 
 use crate::change::touch;
-use crate::device::{AnyRegistrar, Handle, Key};
+use crate::device::Key;
 use crate::output::Failure;
-use pinfold::{
-    Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits, Translation,
-};
+use pinfold::{Access, AddressRange};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::fs::File;
@@ -38,74 +30,6 @@ const PAGE: usize = 4096;
 
 /// The number of a physical page; `None` where the table holds none.
 type Frame = Option<u64>;
-
-/// A registrar that enters each registration into a [`Ledger`], if there is one.
-#[derive(Debug)]
-pub(crate) struct Audited {
-    inner: AnyRegistrar,
-    ledger: Option<Arc<Ledger>>,
-}
-
-impl Audited {
-    pub(super) fn new(inner: AnyRegistrar, ledger: Option<Arc<Ledger>>) -> Self {
-        Self { inner, ledger }
-    }
-}
-
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for Audited {
-    type Handle = Handle;
-
-    fn limits(&self) -> RegistrarLimits {
-        self.inner.limits()
-    }
-
-    fn granted(&self, wanted: Access) -> Access {
-        self.inner.granted(wanted)
-    }
-
-    fn widened(&self, range: AddressRange) -> AddressRange {
-        self.inner.widened(range)
-    }
-
-    fn pins_per_page(&self) -> usize {
-        self.inner.pins_per_page()
-    }
-
-    fn translation(&self) -> Translation {
-        self.inner.translation()
-    }
-
-    fn pinned_limit(&self) -> Option<usize> {
-        self.inner.pinned_limit()
-    }
-
-    unsafe fn register(
-        &self,
-        range: AddressRange,
-        access: Access,
-    ) -> Result<Handle, RegisterError> {
-        // SAFETY: the caller's promise.
-        let handle = unsafe { self.inner.register(range, access) }?;
-        if let Some(ledger) = &self.ledger {
-            ledger.enter(handle.key(), range, access);
-        }
-        Ok(handle)
-    }
-
-    unsafe fn deregister(
-        &self,
-        handle: Handle,
-        range: AddressRange,
-    ) -> Result<(), DeregisterError> {
-        // Before: the device may give the same key to the next registration at once.
-        if let Some(ledger) = &self.ledger {
-            ledger.strike(handle.key());
-        }
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.inner.deregister(handle, range) }
-    }
-}
 
 /// The pages of every live registration of one registrar.
 #[derive(Debug)]
@@ -288,14 +212,14 @@ impl Ledger {
         Ok(parted.map(|(page, _)| (page * PAGE).saturating_sub(range.start() % PAGE)))
     }
 
-    fn enter(&self, key: Key, range: AddressRange, access: Access) {
+    pub(super) fn enter(&self, key: Key, range: AddressRange, access: Access) {
         let frames = self.frames(range).unwrap_or_default();
         count(&self.registrations, 1);
         count(&self.unknown, frames.iter().filter(|frame| frame.is_none()).count() as u64);
         self.entries().insert(key.number(), Arc::new(Entry { range, access, frames }));
     }
 
-    fn strike(&self, key: Key) {
+    pub(super) fn strike(&self, key: Key) {
         self.entries().remove(&key.number());
     }
 
