@@ -285,11 +285,15 @@ impl IoUring {
     /// # use pinfold::registrar::IoUring;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let Ok(mut ring) = io_uring::IoUring::new(8) else { return Ok(()) };
+    /// let tags = 1 << 63..u64::MAX;
     /// // SAFETY: the ring's table of buffers is left to the registrar, and so are these values.
-    /// let registrar = unsafe { IoUring::new(&ring, 16)?.with_tags(1 << 63..u64::MAX) }?;
+    /// let registrar = unsafe { IoUring::new(&ring, 16)?.with_tags(tags.clone()) }?;
     /// for completion in ring.completion() {
+    ///     let value = completion.user_data();
     ///     // SAFETY: the completion is of the ring that the registrar registers in.
-    ///     if !unsafe { registrar.ended(completion.user_data()) } {
+    ///     let is_tag = unsafe { registrar.ended(value) };
+    ///     // One among the tags that is not known is of a registrar that was dropped.
+    ///     if !is_tag && !tags.contains(&value) {
     ///         // ... a request of ours ...
     ///     }
     /// }
