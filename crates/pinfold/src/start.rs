@@ -1,11 +1,4 @@
 //! A cache with everything that Linux offers: barriers that cost a hit nothing, and a reclaimer.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to bring together a registrar whose registrations follow the
-//! page table and the monitor that only such a registrar may have.
-
-#![allow(unsafe_code)]
 
 use crate::budget::{Share, ShareAccount};
 use crate::monitor::{NoMonitor, StartError};
@@ -65,7 +58,8 @@ pub fn cache<R: Registrar, M: Monitor>(
 ) -> Result<Cache<R, M>, CacheError> {
     // Their destructors may panic because the registrar has.
     let (registrar, monitor) = (ForeignPart::new(registrar), ForeignPart::new(monitor));
-    let max_bytes = affordable(config.max_bytes, &*registrar);
+    let (limit, page_bytes) = (registrar.pinned_limit(), registrar.limits().page_bytes);
+    let max_bytes = affordable(config.max_bytes, limit, page_bytes);
     let config = on_linux(Config { max_bytes, ..config });
     started(Cache::new(registrar.into_inner(), monitor.into_inner(), config))
 }
@@ -84,9 +78,9 @@ fn nanoseconds() -> u64 {
 }
 
 /// What is wanted, or half of what the registrar may pin if that is all.
-fn affordable(wanted: usize, registrar: &impl Registrar) -> usize {
-    match registrar.pinned_limit() {
-        Some(limit) if limit < wanted => (limit / 2).max(registrar.limits().page_bytes).min(wanted),
+fn affordable(wanted: usize, limit: Option<usize>, page_bytes: usize) -> usize {
+    match limit {
+        Some(limit) if limit < wanted => (limit / 2).max(page_bytes).min(wanted),
         _ => wanted,
     }
 }
@@ -130,38 +124,13 @@ pub fn on_demand_cache(
     registrar: OnDemand,
     config: Config,
 ) -> Result<Cache<OnDemand, NoMonitor>, CacheError> {
-    // SAFETY: the registrations of this registrar follow the page table.
-    let monitor = unsafe { NoMonitor::page_table_coherent() }.map_err(CacheError::ForkMark)?;
+    let monitor = registrar.monitor().map_err(CacheError::ForkMark)?;
     cache(registrar, monitor, config)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Access, AddressRange, DeregisterError, RegisterError, RegistrarLimits};
-
-    struct Limited(Option<usize>);
-
-    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-    unsafe impl Registrar for Limited {
-        type Handle = ();
-
-        fn limits(&self) -> RegistrarLimits {
-            RegistrarLimits::new(4096, 1 << 30, 16)
-        }
-
-        fn pinned_limit(&self) -> Option<usize> {
-            self.0
-        }
-
-        unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
-            Ok(())
-        }
-
-        unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
-            Ok(())
-        }
-    }
 
     #[test]
     fn a_thread_that_is_refused_has_the_advice_that_helps() {
@@ -173,13 +142,11 @@ mod tests {
 
     #[test]
     fn a_budget_that_the_device_could_not_keep_is_halved() {
-        let of = |wanted, limit| affordable(wanted, &Limited(limit));
+        let of = |wanted, limit| affordable(wanted, limit, 4096);
         assert_eq!(of(1 << 30, Some(8 << 20)), 4 << 20);
         assert_eq!(of(6 << 20, Some(8 << 20)), 6 << 20);
         assert_eq!(of(1 << 30, None), 1 << 30);
         assert_eq!(of(1 << 30, Some(0)), 4096);
         assert_eq!(of(100, Some(0)), 100); // which no cache takes, and says so
-        let shared = affordable(1 << 30, &Arc::new((Limited(None), Limited(Some(2 << 20)))));
-        assert_eq!(shared, 1 << 20);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to register and prefetch, as the pinning registrar does, and to
-//! test the device with memory of its own.
+//! This file reopens `unsafe_code` to register and prefetch, as the pinning registrar does, to test the device with memory of
+//! its own, and to make the monitor that only such a registrar may have.
 
 #![allow(unsafe_code)]
 
@@ -13,6 +13,7 @@ use super::ffi::*;
 use super::loopback::{Loopback, LoopbackDirection, LoopbackError, Transfer};
 use super::registrar::{MemoryRegion, Verbs, granted};
 use crate::fork_mark::FORKED;
+use crate::monitor::{NoMonitor, StartError};
 use libc::c_uint;
 use pinfold_core::{
     Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits, Translation,
@@ -38,6 +39,12 @@ pub struct OnDemand {
 }
 
 impl OnDemand {
+    /// What a cache of it needs.
+    pub(crate) fn monitor(&self) -> Result<NoMonitor, StartError> {
+        // SAFETY: what is registered here follows the page table.
+        unsafe { NoMonitor::page_table_coherent() }
+    }
+
     /// Registers with `domain`, for `operations` over `transport`, after a test: a few kilobytes go
     /// through a [`Loopback`] and are compared. Milliseconds.
     ///
