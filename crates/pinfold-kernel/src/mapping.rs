@@ -373,14 +373,15 @@ impl AtomicPage {
         unsafe { start.cast().as_ref() }
     }
 
-    /// Has a userfaultfd report its changes no longer.
+    /// Has a userfaultfd report its changes no longer, and before Linux 6.18 every other one. No memory's safety may rest on what is
+    /// reported of such a page, which holds words that its owner wakes threads by.
     ///
     /// # Errors
     ///
     /// As of [`userfaultfd::unregister`].
     pub fn unregister(&self, uffd: BorrowedFd<'_>) -> Result<(), Errno> {
         let start = self.address();
-        // SAFETY: the page is this one's own, and only atomic words are read and written there.
+        // SAFETY: the page is this one's own, and no memory's safety rests on what any userfaultfd reports of it, see above.
         unsafe { userfaultfd::unregister(uffd, start, start + self.bytes()) }
     }
 

@@ -620,11 +620,10 @@ fn what_is_free_in_a_row_serves_a_buffer_for_which_no_span_is_free() {
     assert_eq!(ledger.bytes(), 512 * KIB);
 }
 
-/// A thread that waits beside what is free in a row, or for which that comes back, has it at once and not when its
-/// patience ends.
+/// A thread that waits has at once what is free in a row, and not when its patience ends.
 #[test]
 fn a_thread_does_not_wait_beside_what_is_free_in_a_row() {
-    use WhenExhausted::{Fail, GrowOrWait, Wait};
+    use WhenExhausted::{GrowOrWait, Wait};
     let (_, pool) = ledger_pool(config(512 * KIB));
     let mut buffers = vec![pool.get(10_000).unwrap()];
     let (began, patience) = (Instant::now(), Duration::from_secs(600));
@@ -633,17 +632,36 @@ fn a_thread_does_not_wait_beside_what_is_free_in_a_row() {
         buffer.fill(1);
         buffers.push(buffer);
     }
-    buffers.extend(std::iter::from_fn(|| pool.request(20_000).when_exhausted(Fail).get().ok()));
-    let last = buffers.pop();
-    thread::scope(|scope| {
-        let waiting = || pool.request(20_000).when_exhausted(Wait(patience)).get().map(drop);
-        let waiting = scope.spawn(waiting);
-        drop(last);
-        waiting.join().unwrap().unwrap();
-    });
     assert!(began.elapsed() < patience / 2, "{:?}", began.elapsed());
     drop(buffers);
     assert_eq!(consistent(&pool).in_use_bytes, 0);
+}
+
+/// Also where no slab is as long as a span. It delays no other thread.
+#[test]
+fn a_thread_that_waits_has_what_comes_back_in_a_row() {
+    use WhenExhausted::{Fail, GrowOrWait, Wait};
+    for waits in [Wait, GrowOrWait] {
+        let (purse, patience) =
+            (Arc::new(Purse(AtomicUsize::new(48 * KIB))), Duration::from_secs(600));
+        let pool = Pool::with_allowance(Ledger::default(), config(MIB), purse).unwrap();
+        let only = pool.get(20_000).unwrap();
+        assert_eq!(pool.statistics().registered_bytes, 32 * KIB, "less than a span of blocks");
+        let began = Instant::now();
+        thread::scope(|scope| {
+            let waiting = || pool.request(20_000).when_exhausted(waits(patience)).get().map(drop);
+            let waiting = scope.spawn(waiting);
+            while pool.statistics().waiting == 0 {
+                thread::yield_now();
+            }
+            let other = pool.request(64).when_exhausted(Fail).get();
+            assert!(other.is_err(), "{other:?}");
+            drop(only);
+            waiting.join().unwrap().unwrap();
+        });
+        assert!(began.elapsed() < patience / 2, "{:?}", began.elapsed());
+        assert_eq!(consistent(&pool).in_use_bytes, 0);
+    }
 }
 
 /// Threads that wait for each other's buffers all get theirs.

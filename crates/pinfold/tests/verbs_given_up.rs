@@ -27,7 +27,7 @@ const PAGE: usize = 4096;
 /// How often the device was asked to let go; how often it may answer.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 static ANSWERS: AtomicUsize = AtomicUsize::new(usize::MAX);
-/// Whether it was taken away: each call is refused as the last one.
+/// Whether it was taken away.
 static IS_TAKEN_AWAY: AtomicBool = AtomicBool::new(false);
 /// Why it does not.
 static REFUSAL: AtomicI32 = AtomicI32::new(libc::EBUSY);
@@ -46,7 +46,21 @@ unsafe extern "C" fn query(_: *mut ibv_context, attributes: *mut ibv_device_attr
         (*attributes).max_mr = 100;
         (*attributes).max_mr_size = 1 << 40;
     }
-    if IS_TAKEN_AWAY.load(SeqCst) { REFUSAL.load(SeqCst) } else { 0 }
+    0
+}
+
+/// The kernel's own, as long as there is a device.
+extern "C" fn make_channel(_: *mut ibv_context) -> *mut ibv_comp_channel {
+    if IS_TAKEN_AWAY.load(SeqCst) {
+        // SAFETY: this thread's own.
+        unsafe { *libc::__errno_location() = libc::EIO };
+        return std::ptr::null_mut();
+    }
+    NonNull::dangling().as_ptr()
+}
+
+extern "C" fn end_channel(_: *mut ibv_comp_channel) -> c_int {
+    0
 }
 
 unsafe extern "C" fn register(
@@ -95,6 +109,8 @@ fn library() -> &'static Library {
         let function = match wanted.to_str().unwrap() {
             "ibv_get_device_name" => name as *mut c_void,
             "ibv_query_device" => query as *mut c_void,
+            "ibv_create_comp_channel" => make_channel as *mut c_void,
+            "ibv_destroy_comp_channel" => end_channel as *mut c_void,
             "ibv_reg_mr" => register as *mut c_void,
             "ibv_reg_dmabuf_mr" => register_dmabuf as *mut c_void,
             "ibv_dereg_mr" => deregister as *mut c_void,

@@ -64,7 +64,7 @@ pub(super) enum Want {
     Long {
         units: u32,
         align: usize,
-        /// One for a span of blocks was just refused: a slab for it is no longer than it.
+        /// In place of a span of blocks: a slab for it is no longer than it.
         is_last_resort: bool,
     },
 }
@@ -126,8 +126,8 @@ pub(super) struct State {
     pub(super) queue: Queue,
     /// Threads that wait until there is a slab that can hold the buffer; they delay no other.
     pub(super) apart: usize,
-    /// Those of them that would make it. As long as there are any, the gate is closed: what is put
-    /// back may make room for it.
+    /// Those of them that would make it, or do with a run. As long as there are any, the gate is closed: what is put
+    /// back may make room for it, or be that.
     pub(super) makers: usize,
     /// Whether a slab became empty, or was not lent because of those in the queue, since other drawers were last told.
     untold: bool,

@@ -144,7 +144,7 @@ impl Depot {
         }
         // The gate stays closed from here on: what is put, is put where it is found.
         self.raid(&mut state);
-        if waiter.seat.is_some()
+        if (waiter.seat.is_some() || state.queue.is_empty())
             && let Some(block) = waiter.take(&mut state)
         {
             return Ok((state, Looked::Found(block)));
@@ -409,9 +409,7 @@ impl<'d> Waiter<'d> {
     /// Goes where it belongs as the slabs are now.
     fn take_a_place(&mut self, state: &mut State) {
         let kept_seat = self.kept_seat.take();
-        let can_hold = |want| state.can_hold(want);
-        let may_come_back = can_hold(self.want) || self.tries.run.is_some_and(can_hold);
-        match (may_come_back, self.seat.is_some()) {
+        match (state.can_hold(self.want), self.seat.is_some()) {
             (true, true) => {}
             (false, false) if self.is_apart => {}
             (true, false) => {
@@ -429,7 +427,7 @@ impl<'d> Waiter<'d> {
                 state.queue.wake_first();
                 self.is_apart = true;
                 state.apart += 1;
-                state.makers += usize::from(self.grows);
+                state.makers += usize::from(self.looks_apart());
             }
         }
     }
@@ -457,15 +455,20 @@ impl<'d> Waiter<'d> {
         }
         if std::mem::take(&mut self.is_apart) {
             state.apart -= 1;
-            state.makers -= usize::from(self.grows);
+            state.makers -= usize::from(self.looks_apart());
         }
     }
 
-    /// Whether no thread in the queue comes first. One that is apart looks only whether it can make a slab.
+    /// Whether there may be something for it where no slab can hold what it wants: a slab that it makes, or a run.
+    const fn looks_apart(&self) -> bool {
+        self.grows || self.tries.run.is_some()
+    }
+
+    /// Whether no thread in the queue comes first. One that is apart looks whether it can make a slab, and for a run.
     fn is_next(&self, state: &State) -> bool {
         match &self.seat {
             Some(seat) => state.queue.is_first(seat),
-            None => self.grows,
+            None => self.looks_apart(),
         }
     }
 }

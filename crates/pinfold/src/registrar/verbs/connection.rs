@@ -519,7 +519,13 @@ impl Connection {
 const fn is_passing(errno: c_int) -> bool {
     matches!(
         errno,
-        libc::ENOMEM | libc::EAGAIN | libc::EINTR | libc::EBUSY | libc::ETIME | libc::ENODEV
+        libc::ENOMEM
+            | libc::EAGAIN
+            | libc::EINTR
+            | libc::EBUSY
+            | libc::ETIME
+            | libc::EIO
+            | libc::ENODEV
     )
 }
 
@@ -604,7 +610,22 @@ mod tests {
     }
 
     unsafe extern "C" fn attributes(_: *mut ibv_context, _: *mut ibv_device_attr) -> c_int {
-        QUEUE_PAIR.get().device
+        0
+    }
+
+    unsafe extern "C" fn make_channel(_: *mut ibv_context) -> *mut ibv_comp_channel {
+        match QUEUE_PAIR.get().device {
+            0 => NonNull::dangling().as_ptr(),
+            errno => {
+                // SAFETY: this thread's own.
+                unsafe { *libc::__errno_location() = errno };
+                std::ptr::null_mut()
+            }
+        }
+    }
+
+    unsafe extern "C" fn end_channel(_: *mut ibv_comp_channel) -> c_int {
+        0
     }
 
     unsafe extern "C" fn name(_: *mut ibv_device) -> *const c_char {
@@ -638,6 +659,8 @@ mod tests {
                 b"ibv_query_qp" => query as *mut c_void,
                 b"ibv_modify_qp" => modify as *mut c_void,
                 b"ibv_query_device" => attributes as *mut c_void,
+                b"ibv_create_comp_channel" => make_channel as *mut c_void,
+                b"ibv_destroy_comp_channel" => end_channel as *mut c_void,
                 b"ibv_get_device_name" => self::name as *mut c_void,
                 _ => not_called as *mut c_void,
             };
@@ -720,8 +743,13 @@ mod tests {
         set(|fake| fake.to_error = libc::EIO);
         let alone = connection.in_flight_or_failed();
         assert!(matches!(alone, Ok(Transfers { count: 1, .. })), "of its firmware: {alone:?}");
-        set(|fake| fake.device = libc::EIO);
-        assert!(connection.in_flight_or_failed().is_err(), "its device is gone");
+        for errno in [libc::EIO, libc::EINVAL] {
+            set(|fake| (fake.to_error, fake.device) = (errno, libc::EMFILE));
+            assert!(matches!(connection.in_flight_or_failed(), Ok(Transfers { count: 1, .. })));
+            set(|fake| fake.device = libc::EIO);
+            assert!(connection.in_flight_or_failed().is_err(), "its device is gone");
+        }
+        set(|fake| fake.device = 0);
         let refusal = libc::ENOMEM;
         QUEUE_PAIR.set(Fake {
             state: IBV_QPS_RTS,

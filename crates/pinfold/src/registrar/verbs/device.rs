@@ -13,7 +13,8 @@ use super::ffi::*;
 use super::library::{Library, LibraryError};
 use crate::fork_mark::{FORKED, ForkMark};
 use libc::c_int;
-use pinfold_kernel::{Errno, errno::last_errno};
+use pinfold_kernel::Errno;
+use pinfold_kernel::errno::{last_errno, set_errno};
 use std::ffi::CStr;
 use std::fmt;
 use std::fs::{self, File};
@@ -210,28 +211,49 @@ impl Device {
         if self.is_lost() {
             return Err(Errno(libc::EBADF));
         }
+        // A driver that makes nothing may not say why, and what stands there may be an old `EBADF`.
+        set_errno(Errno(libc::EIO));
         NonNull::new(make()).ok_or_else(|| self.note(last_errno()))
     }
 
-    /// What a refusal means: `ENODEV` where the device was taken away.
     fn note(&self, errno: Errno) -> Errno {
+        if errno.0 == libc::EBADF {
+            // Relaxed: as in `is_lost`.
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        self.meaning(errno)
+    }
+
+    /// `ENODEV` where the device was taken away. The kernel answers to its commands with `EIO` then, or, where it looks for an
+    /// object of it, with `EINVAL` (until Linux 6.15); but a driver says `EIO` where its firmware refuses one (mlx5), and what the
+    /// device has is registered then.
+    pub(super) fn meaning(&self, errno: Errno) -> Errno {
         match errno.0 {
-            libc::EBADF => {
-                // Relaxed: as in `is_lost`.
-                self.lost.store(true, Ordering::Relaxed);
-                errno
-            }
-            libc::EIO if self.answers_nothing() => Errno(libc::ENODEV),
+            libc::EIO | libc::EINVAL if self.was_taken_away() => Errno(libc::ENODEV),
             _ => errno,
         }
     }
 
-    /// `EIO` is what the kernel answers to every command of a device that was taken away, and what drivers answer where
-    /// their firmware refuses a single one (mlx5): what the device has is registered then.
-    fn answers_nothing(&self) -> bool {
+    /// By the kernel's own word: a channel for completions is none of a driver's business, nor of its firmware's, and refused
+    /// with `EIO` where there is no device any more. What refuses it for want of descriptors says nothing.
+    fn was_taken_away(&self) -> bool {
+        if self.is_lost() {
+            return false;
+        }
+        set_errno(Errno(0));
         // SAFETY: the device is open.
-        let answer = unsafe { self.library.query_device_ex(self.context.as_ptr()) };
-        answer.is_err_and(|errno| errno == libc::EIO)
+        let made = unsafe { (self.library.create_comp_channel)(self.context.as_ptr()) };
+        let Some(channel) = NonNull::new(made) else {
+            let Errno(errno) = last_errno();
+            if errno == libc::EBADF {
+                // Relaxed: as in `is_lost`.
+                self.lost.store(true, Ordering::Relaxed);
+            }
+            return errno == libc::EIO;
+        };
+        // SAFETY: just made, and not used.
+        unsafe { (self.library.destroy_comp_channel)(channel.as_ptr()) };
+        false
     }
 }
 
@@ -280,7 +302,10 @@ impl Domain {
         }
         // SAFETY: the device is open.
         let allocated = device.ask_for(|| unsafe { (device.library.alloc_pd)(device.as_ptr()) });
-        let pointer = allocated.map_err(|errno| DeviceError::os("ibv_alloc_pd", errno))?;
+        let pointer = allocated.map_err(|Errno(errno)| match errno {
+            libc::ENODEV | libc::EBADF => DeviceError::Gone { errno },
+            _ => DeviceError::Os { operation: "ibv_alloc_pd", errno },
+        })?;
         Ok(Arc::new(Self { pointer, ours: true, device }))
     }
 
@@ -321,10 +346,10 @@ impl Domain {
 impl Drop for Domain {
     /// Gives it back if it is ours, except in a forked child, and where the device's descriptor was found closed.
     fn drop(&mut self) {
-        if self.ours && !self.device.forked() && !self.device.is_lost() {
+        if self.ours && !self.device.forked() {
             // SAFETY: whatever we made in it holds a reference to this, so none is left. Should the
             // program have made something in it, the kernel refuses, and it goes with the device.
-            unsafe { (self.device.library.dealloc_pd)(self.pointer.as_ptr()) };
+            self.device.ask(|| unsafe { (self.device.library.dealloc_pd)(self.pointer.as_ptr()) });
         }
     }
 }

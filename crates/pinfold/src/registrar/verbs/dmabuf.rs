@@ -95,7 +95,8 @@ impl Verbs {
             let (pd, fd) = (self.domain().as_ptr(), descriptor.as_raw_fd());
             register(pd, offset, length, address, fd, flags.cast_signed())
         };
-        let made = NonNull::new(made).ok_or_else(|| DmabufError::of(last_errno()))?;
+        let refusal = || DmabufError::of(self.domain().device().meaning(last_errno()));
+        let made = NonNull::new(made).ok_or_else(refusal)?;
         // SAFETY: the library just made it in this domain.
         Ok(Dmabuf { registrar: self, region: unsafe { self.adopt(made, access) } })
     }

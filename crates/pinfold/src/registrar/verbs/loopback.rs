@@ -71,7 +71,7 @@ impl Loopback {
     ///
     /// [`LoopbackError`]; [`LoopbackError::Os`] with `ESRCH` in a forked child, whose parent's the device is.
     pub fn new(domain: Arc<Domain>) -> Result<Self, LoopbackError> {
-        not_forked(&domain)?;
+        reachable(&domain)?;
         let pair = Pair::connected(&domain)?;
         Ok(Self { domain, turn: Mutex::default(), pair: Mutex::new(Some(pair)) })
     }
@@ -91,7 +91,7 @@ impl Loopback {
         direction: LoopbackDirection,
         transfers: &[Transfer],
     ) -> Result<(), LoopbackError> {
-        not_forked(&self.domain)?;
+        reachable(&self.domain)?;
         let mut slot = self.lock();
         // Taken out, so that an error leaves it empty, and the pair is destroyed.
         let pair = match slot.take() {
@@ -111,13 +111,13 @@ impl Loopback {
     /// The queue pair that transfers are posted to; `None` after one failed, and in a forked child. It is there
     /// until a transfer fails or this is dropped.
     pub fn sender(&self) -> Option<NonNull<ibv_qp>> {
-        not_forked(&self.domain).ok()?;
+        reachable(&self.domain).ok()?;
         self.lock().as_ref().map(|pair| pair.sender.pointer)
     }
 
     /// The queue pair at the other end, as [`sender`](Self::sender).
     pub fn receiver(&self) -> Option<NonNull<ibv_qp>> {
-        not_forked(&self.domain).ok()?;
+        reachable(&self.domain).ok()?;
         self.lock().as_ref().map(|pair| pair.receiver.pointer)
     }
 
@@ -133,12 +133,17 @@ impl fmt::Debug for Loopback {
     }
 }
 
-/// In a forked child, a thread that is not there may hold the lock of the queues.
-fn not_forked(domain: &Domain) -> Result<(), LoopbackError> {
-    match domain.device().forked() {
-        true => Err(LoopbackError::Os { operation: "fork", errno: FORKED }),
-        false => Ok(()),
+/// Not in a forked child, where a thread that is not there may hold the lock of the queues, nor behind a descriptor that was
+/// found closed: its number may be another file's.
+fn reachable(domain: &Domain) -> Result<(), LoopbackError> {
+    let device = domain.device();
+    if device.forked() {
+        return Err(LoopbackError::Os { operation: "fork", errno: FORKED });
     }
+    if device.is_lost() {
+        return Err(LoopbackError::Os { operation: "reaching the device", errno: libc::EBADF });
+    }
+    Ok(())
 }
 
 /// The two queue pairs and their completion queue.
@@ -203,18 +208,19 @@ impl CompletionQueue {
     fn new(domain: &Arc<Domain>) -> Result<Self, LoopbackError> {
         let (device, library) = (domain.device(), domain.device().library());
         // SAFETY: the device is open.
-        let channel = NonNull::new(unsafe { (library.create_comp_channel)(device.as_ptr()) })
-            .ok_or_else(|| LoopbackError::os("ibv_create_comp_channel", last_errno()))?;
+        let made = device.ask_for(|| unsafe { (library.create_comp_channel)(device.as_ptr()) });
+        let channel = made.map_err(|errno| LoopbackError::os("ibv_create_comp_channel", errno))?;
         let entries = c_int::try_from(2 * DEPTH).unwrap_or(c_int::MAX);
         // SAFETY: device and channel are open.
-        let made = unsafe {
+        let made = device.ask_for(|| unsafe {
             let null = ptr::null_mut();
             (library.create_cq)(device.as_ptr(), entries, null, channel.as_ptr(), 0)
-        };
-        let pointer = NonNull::new(made).ok_or_else(|| {
-            let errno = last_errno();
-            // SAFETY: the channel is not used.
-            unsafe { (library.destroy_comp_channel)(channel.as_ptr()) };
+        });
+        let pointer = made.map_err(|errno| {
+            if !device.is_lost() {
+                // SAFETY: the channel is not used.
+                unsafe { (library.destroy_comp_channel)(channel.as_ptr()) };
+            }
             LoopbackError::os("ibv_create_cq", errno)
         })?;
         Ok(Self { domain: Arc::clone(domain), channel, pointer })
@@ -295,14 +301,14 @@ impl CompletionQueue {
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         let device = self.domain.device();
-        if !device.forked() && !device.is_lost() {
-            let library = device.library();
-            // SAFETY: the queue pairs that use it are gone: see the order of `Pair`'s fields.
-            unsafe {
-                (library.destroy_cq)(self.pointer.as_ptr());
-                (library.destroy_comp_channel)(self.channel.as_ptr());
-            }
+        if device.forked() {
+            return;
         }
+        let library = device.library();
+        // SAFETY: the queue pairs that use it are gone: see the order of `Pair`'s fields.
+        device.ask(|| unsafe { (library.destroy_cq)(self.pointer.as_ptr()) });
+        // SAFETY: nor is the channel used any more.
+        device.ask(|| unsafe { (library.destroy_comp_channel)(self.channel.as_ptr()) });
     }
 }
 
@@ -412,9 +418,9 @@ impl Drop for QueuePair {
     /// Ends what is under way; nothing of it touches memory afterwards, unless the device's descriptor was found closed.
     fn drop(&mut self) {
         let device = self.domain.device();
-        if !device.forked() && !device.is_lost() {
+        if !device.forked() {
             // SAFETY: it is destroyed here only.
-            unsafe { (device.library().destroy_qp)(self.pointer.as_ptr()) };
+            device.ask(|| unsafe { (device.library().destroy_qp)(self.pointer.as_ptr()) });
         }
     }
 }
