@@ -14,8 +14,10 @@ use pinfold::registrar::verbs::{DmabufPart, Domain, Library, Verbs, ffi::*};
 use pinfold::suspend::{SuspendProgress, SuspensionTerms, Why};
 use pinfold::{Access, AddressRange, Cache, Config, Lease, RegisterError, Registrar};
 use pinfold_core::{DeregisterError, Suspend};
+use pinfold_kernel::descriptor::memory_file;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::os::fd::AsFd;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -133,9 +135,14 @@ fn answering(answers: usize) -> MutexGuard<'static, ()> {
 }
 
 fn verbs() -> Verbs {
+    verbs_behind(-1)
+}
+
+fn verbs_behind(number: RawFd) -> Verbs {
     // SAFETY: zeros are a context without operations; the domain lives as long as the process.
     let domain = unsafe {
         let context = Box::leak(Box::new(std::mem::zeroed::<ibv_context>()));
+        context.cmd_fd = number;
         let pd = NonNull::from(Box::leak(Box::new(ibv_pd { context, handle: 1 })));
         Domain::lent(library(), pd).unwrap()
     };
@@ -269,6 +276,31 @@ fn a_suspension_comes_about_where_the_device_was_taken_away() {
     REFUSAL.store(libc::EIO, SeqCst);
     IS_TAKEN_AWAY.store(true, SeqCst);
     drop(cache.suspend(whole, vec![], vec![lease], soon()).unwrap().resume());
+}
+
+/// The library writes its commands to the number, whatever file has that.
+#[test]
+fn a_file_that_has_the_number_of_a_closed_descriptor_is_not_written_to() {
+    let _turn = answering(usize::MAX);
+    let (_memory, whole) = pages(1);
+    let own = File::from(memory_file(c"a device's file").unwrap());
+    let verbs = verbs_behind(own.as_raw_fd());
+    // SAFETY: no device uses it.
+    let region = unsafe { verbs.register(whole, Access::READ) }.unwrap();
+    let another = File::from(memory_file(c"a log").unwrap());
+    // SAFETY: the test's own numbers.
+    assert_eq!(unsafe { libc::dup2(another.as_raw_fd(), own.as_raw_fd()) }, own.as_raw_fd());
+    let (asked, registered) = (ASKED.load(SeqCst), REGISTERED.load(SeqCst));
+    REFUSAL.store(0, SeqCst);
+    // SAFETY: as above.
+    let given_back = unsafe { verbs.deregister(region, whole) };
+    assert_eq!(given_back, Err(DeregisterError::DeviceGone { errno: libc::EBADF }));
+    assert!(!verbs.quiet(whole), "the old region is registered");
+    // SAFETY: as above.
+    let again = unsafe { verbs.register(whole, Access::READ) };
+    assert_eq!(again, Err(RegisterError::DeviceGone { errno: libc::EBADF }));
+    drop(verbs);
+    assert_eq!((ASKED.load(SeqCst), REGISTERED.load(SeqCst)), (asked, registered));
 }
 
 /// A device that is opened again under the same number has the same handles: they are its new regions'.

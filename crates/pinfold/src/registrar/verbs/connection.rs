@@ -410,7 +410,7 @@ impl Connection {
     /// Other drivers go on by themselves, and are left alone: not all of them take that command.
     fn ring(&self, state: &State) {
         let Ok(queue_pair) = state.queue_pair() else { return };
-        if self.lent.domain.device().is_lost() {
+        if !self.lent.domain.device().is_there() {
             return;
         }
         // SAFETY: the queue pair is live as long as the lock is held, and its device open, unless its descriptor was closed.

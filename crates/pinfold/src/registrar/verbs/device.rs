@@ -14,6 +14,7 @@ use super::library::{Library, LibraryError};
 use crate::fork_mark::{FORKED, ForkMark};
 use libc::c_int;
 use pinfold_kernel::Errno;
+use pinfold_kernel::descriptor::{self, Identity};
 use pinfold_kernel::errno::{last_errno, set_errno};
 use std::ffi::CStr;
 use std::fmt;
@@ -87,6 +88,8 @@ pub struct Device {
     /// Whether a call found the descriptor closed. Its number may be another file's since: a device that was opened again has
     /// the same handles, so the next command would reach what is registered there.
     lost: AtomicBool,
+    /// The file of its descriptor. `None` where that could not be asked for.
+    file: Option<Identity>,
 }
 
 // SAFETY: libibverbs may be called from any thread (its manual page `ibv_open_device` and the
@@ -155,15 +158,10 @@ impl Device {
         let fork_mark =
             ForkMark::new(1).map_err(|errno| DeviceError::os("madvise", close_if_ours(errno)))?;
         let attributes = Attributes::of(&attributes);
-        Ok(Self {
-            library,
-            context,
-            ours,
-            name,
-            attributes,
-            fork_mark,
-            lost: AtomicBool::new(false),
-        })
+        // SAFETY: the caller's promise.
+        let file = descriptor::identity(unsafe { (*context.as_ptr()).cmd_fd }).ok();
+        let lost = AtomicBool::new(false);
+        Ok(Self { library, context, ours, name, attributes, fork_mark, lost, file })
     }
 
     /// The kernel's name of it: `mlx5_0`, `rxe0`.
@@ -200,7 +198,7 @@ impl Device {
     /// The error number of `call`, which asks the device, or 0. `EBADF` without a call if the descriptor was found closed, now
     /// or before; `ENODEV` if the device was taken away.
     pub(super) fn ask(&self, call: impl FnOnce() -> c_int) -> c_int {
-        if self.is_lost() {
+        if !self.is_there() {
             return libc::EBADF;
         }
         self.note(Errno(call())).0
@@ -208,12 +206,28 @@ impl Device {
 
     /// What `make` made, or the error number of the library; as [`ask`](Self::ask).
     pub(super) fn ask_for<T>(&self, make: impl FnOnce() -> *mut T) -> Result<NonNull<T>, Errno> {
-        if self.is_lost() {
+        if !self.is_there() {
             return Err(Errno(libc::EBADF));
         }
         // A driver that makes nothing may not say why, and what stands there may be an old `EBADF`.
         set_errno(Errno(libc::EIO));
         NonNull::new(make()).ok_or_else(|| self.note(last_errno()))
+    }
+
+    /// Whether the descriptor's number still stands for the device's file. libibverbs writes its commands to that number,
+    /// whatever file has it. One system call. The device's own file, opened again, is the same.
+    pub(super) fn is_there(&self) -> bool {
+        if self.is_lost() {
+            return false;
+        }
+        // SAFETY: the library's structure stays as long as the device does.
+        let number = unsafe { (*self.context.as_ptr()).cmd_fd };
+        let is_there = self.file.is_none_or(|file| descriptor::identity(number) == Ok(file));
+        if !is_there {
+            // Relaxed: as in `is_lost`.
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        is_there
     }
 
     fn note(&self, errno: Errno) -> Errno {
@@ -261,7 +275,7 @@ impl Drop for Device {
     /// Closes it if it is ours, except in a forked child, and where its descriptor was found closed: the library would close
     /// what has that number now.
     fn drop(&mut self) {
-        if self.ours && !self.forked() && !self.is_lost() {
+        if self.ours && !self.forked() && self.is_there() {
             // SAFETY: every domain and queue pair that we made holds a reference to this, so none
             // is left. A failure leaves nothing to do.
             unsafe { (self.library.close_device)(self.context.as_ptr()) };

@@ -86,7 +86,7 @@ impl Verbs {
         let register =
             self.domain().device().library().reg_dmabuf_mr.ok_or(DmabufError::OldLibrary)?;
         let DmabufPart { offset, length, address } = part;
-        if self.domain().device().is_lost() {
+        if !self.domain().device().is_there() {
             return Err(DmabufError::Gone { errno: libc::EBADF });
         }
         let flags = access_flags(access) | self.flags() & IBV_ACCESS_RELAXED_ORDERING;

@@ -140,7 +140,7 @@ fn reachable(domain: &Domain) -> Result<(), LoopbackError> {
     if device.forked() {
         return Err(LoopbackError::Os { operation: "fork", errno: FORKED });
     }
-    if device.is_lost() {
+    if !device.is_there() {
         return Err(LoopbackError::Os { operation: "reaching the device", errno: libc::EBADF });
     }
     Ok(())
