@@ -150,7 +150,11 @@ mod tests {
                         }
                     }
                     Found::Hole if !writer.is_finished() => thread::yield_now(),
-                    Found::Hole => assert_ne!(slot.read(number), Found::Hole, "{number}"),
+                    Found::Hole => {
+                        // Acquire: pairs with the thread's end, which was asked for by a relaxed load.
+                        fence(Ordering::Acquire);
+                        assert_ne!(slot.read(number), Found::Hole, "{number}");
+                    }
                     Found::Overwritten => number += 1,
                 }
             }

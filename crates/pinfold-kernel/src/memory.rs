@@ -133,6 +133,12 @@ pub fn populate(range: AddressRange, to_write: bool) -> Result<(), Errno> {
     advise(range, if to_write { POPULATE_WRITE } else { POPULATE_READ })
 }
 
+/// Whether the kernel knows [`populate`] (Linux 5.14).
+pub fn can_populate() -> bool {
+    // SAFETY: no byte is concerned; the kernel looks at the advice first.
+    unsafe { libc::madvise(ptr::null_mut(), 0, POPULATE_READ) == 0 }
+}
+
 /// Whether the kernel knows how to make memory huge on request (Linux 6.1).
 pub fn can_collapse() -> bool {
     // SAFETY: no byte is concerned; the kernel looks at the advice first.

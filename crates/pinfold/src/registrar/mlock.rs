@@ -189,9 +189,14 @@ fn no_room(range: AddressRange, Errno(errno): Errno) -> RegisterError {
 }
 
 /// Whether a touch of `range`, whole pages, raises a signal: behind the end of a file that was truncated, with no huge
-/// page left, on memory that has failed. Makes the pages, as locking them would. No before Linux 5.14.
+/// page left, on memory that has failed; or the kernel makes none there on request (`memfd_secret`). Makes the pages, as locking
+/// them would. No before Linux 5.14.
 fn lacks_a_page(range: AddressRange) -> bool {
-    matches!(memory::populate(range, false), Err(Errno(libc::EFAULT | libc::EHWPOISON)))
+    match memory::populate(range, false) {
+        Err(Errno(libc::EFAULT | libc::EHWPOISON)) => true,
+        Err(Errno(libc::EINVAL)) => memory::can_populate(),
+        _ => false,
+    }
 }
 
 /// A range that this thread alone locks or unlocks until it drops this.

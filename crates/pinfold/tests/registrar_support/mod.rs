@@ -17,7 +17,7 @@ use pinfold::{
 };
 use std::fs;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 #[path = "../alone/mod.rs"]
@@ -27,6 +27,17 @@ mod own_process;
 pub(crate) use own_process::alone;
 
 pub(crate) const PAGE: usize = 4096;
+
+/// A file whose pages the kernel keeps from itself.
+pub(crate) fn secret_file() -> std::io::Result<std::fs::File> {
+    // SAFETY: a call that takes numbers.
+    let made = unsafe { libc::syscall(libc::SYS_memfd_secret, 0) };
+    match i32::try_from(made) {
+        // SAFETY: just made, and not known otherwise.
+        Ok(number @ 0..) => Ok(unsafe { std::fs::File::from_raw_fd(number) }),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
 
 /// The end of registrations that a test made itself.
 pub(crate) trait Own: Registrar {
