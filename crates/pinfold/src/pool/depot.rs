@@ -126,8 +126,8 @@ pub(super) struct State {
     pub(super) queue: Queue,
     /// Threads that wait until there is a slab that can hold the buffer; they delay no other.
     pub(super) apart: usize,
-    /// Those of them that would make it, or do with a run. As long as there are any, the gate is closed: what is put
-    /// back may make room for it, or be that.
+    /// Those of them that would make it. As long as there are any, the gate is closed: what is put
+    /// back may make room for it.
     pub(super) makers: usize,
     /// Whether a slab became empty, or was not lent because of those in the queue, since other drawers were last told.
     untold: bool,

@@ -144,7 +144,7 @@ impl Depot {
         }
         // The gate stays closed from here on: what is put, is put where it is found.
         self.raid(&mut state);
-        if (waiter.seat.is_some() || state.queue.is_empty())
+        if waiter.seat.is_some()
             && let Some(block) = waiter.take(&mut state)
         {
             return Ok((state, Looked::Found(block)));
@@ -427,7 +427,7 @@ impl<'d> Waiter<'d> {
                 state.queue.wake_first();
                 self.is_apart = true;
                 state.apart += 1;
-                state.makers += usize::from(self.looks_apart());
+                state.makers += usize::from(self.grows);
             }
         }
     }
@@ -455,20 +455,15 @@ impl<'d> Waiter<'d> {
         }
         if std::mem::take(&mut self.is_apart) {
             state.apart -= 1;
-            state.makers -= usize::from(self.looks_apart());
+            state.makers -= usize::from(self.grows);
         }
     }
 
-    /// Whether there may be something for it where no slab can hold what it wants: a slab that it makes, or a run.
-    const fn looks_apart(&self) -> bool {
-        self.grows || self.tries.run.is_some()
-    }
-
-    /// Whether no thread in the queue comes first. One that is apart looks whether it can make a slab, and for a run.
+    /// Whether no thread in the queue comes first. One that is apart looks only whether it can make a slab.
     fn is_next(&self, state: &State) -> bool {
         match &self.seat {
             Some(seat) => state.queue.is_first(seat),
-            None => self.looks_apart(),
+            None => self.grows,
         }
     }
 }
