@@ -26,14 +26,14 @@ use crate::device::{AnyRegistrar, Device, Handle, Kind, Transfer};
 use crate::output::Failure;
 use pinfold::budget::Share;
 use pinfold::landing::{Slab, Zone, ZoneError, ZoneOptions};
-use pinfold::monitor::{Best, Choice, NoMonitor, best};
+use pinfold::monitor::{Best, Choice, EventCount, NoMonitor, best};
 use pinfold::{
     Access, AddressRange, Cache, Change, Config, Cover, DeregisterError, GetError, Lease, Lost,
     MappingKind, Monitor, Position, RegisterError, Registrar, RegistrarLimits, Replay, Sequence,
     Statistics, Translation, Watch,
 };
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// The longest memory that one call moves, in bytes.
 pub(crate) const LANE_BYTES: usize = 8 << 20;
@@ -456,15 +456,7 @@ unsafe impl Registrar for Audited {
 /// this program can fail.
 #[derive(Debug, Default)]
 pub(crate) struct Deaf {
-    /// Guards how often it was notified.
-    event_count: Mutex<u32>,
-    changed: Condvar,
-}
-
-impl Deaf {
-    fn lock(&self) -> MutexGuard<'_, u32> {
-        self.event_count.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    event_count: EventCount,
 }
 
 // SAFETY: the promise is broken on purpose, see the file's header.
@@ -498,19 +490,14 @@ unsafe impl Monitor for Deaf {
     }
 
     fn notified(&self) -> u32 {
-        *self.lock()
+        self.event_count.count()
     }
 
     fn notify(&self) {
-        let mut count = self.lock();
-        *count = count.wrapping_add(1);
-        self.changed.notify_all();
+        self.event_count.notify();
     }
 
     fn wait(&self, seen: u32) {
-        let mut count = self.lock();
-        while *count == seen {
-            count = self.changed.wait(count).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.event_count.wait(seen);
     }
 }

@@ -278,6 +278,7 @@ mod tests {
     fn the_tightest_limit_of_pinned_memory_holds() {
         let table = Table::new;
         assert_eq!((table(3), table(2)).pinned_limit(), Some(2 * 4096));
+        assert_eq!(std::sync::Arc::new((table(7), table(2))).pinned_limit(), Some(2 * 4096));
         assert_eq!((table(6), (table(3), table(4))).pinned_limit(), Some(4 * 4096));
         assert_eq!([table(5), table(8), table(6)].pinned_limit(), Some(6 * 4096));
         assert_eq!([table(5), table(7)].pinned_limit(), None);

@@ -135,14 +135,17 @@ pub fn populate(range: AddressRange, to_write: bool) -> Result<(), Errno> {
 
 /// Whether the kernel knows [`populate`] (Linux 5.14).
 pub fn can_populate() -> bool {
-    // SAFETY: no byte is concerned; the kernel looks at the advice first.
-    unsafe { libc::madvise(ptr::null_mut(), 0, POPULATE_READ) == 0 }
+    is_known(POPULATE_READ)
 }
 
 /// Whether the kernel knows how to make memory huge on request (Linux 6.1).
 pub fn can_collapse() -> bool {
+    is_known(COLLAPSE)
+}
+
+fn is_known(advice: libc::c_int) -> bool {
     // SAFETY: no byte is concerned; the kernel looks at the advice first.
-    unsafe { libc::madvise(ptr::null_mut(), 0, COLLAPSE) == 0 }
+    unsafe { libc::madvise(ptr::null_mut(), 0, advice) == 0 }
 }
 
 /// Puts the content of `range`, whole huge pages, into huge pages. The program may read and write

@@ -243,28 +243,27 @@ fn no_suspension_comes_about_while_a_device_has_not_let_go() {
     });
 }
 
-/// The device behind a closed descriptor is alive while something of it is mapped, and so are its regions.
-#[test]
-fn no_suspension_comes_about_behind_a_closed_descriptor() {
+/// No suspension comes about where the device refuses so: it has the region.
+fn region_stays(refusal: c_int) {
     let _turn = answering(usize::MAX);
     let ((_memory, whole), cache) = (pages(4), told());
     let lease = get(&cache, whole);
-    REFUSAL.store(libc::EBADF, SeqCst);
+    REFUSAL.store(refusal, SeqCst);
     let not = cache.suspend(whole, vec![], vec![lease], soon()).err().unwrap();
     let Why::Refused(refused) = &not.why else { panic!("{:?}", not.why) };
     assert!(refused.outstanding.translations, "{refused:?}");
 }
 
+/// The device behind a closed descriptor is alive while something of it is mapped, and so are its regions.
+#[test]
+fn no_suspension_comes_about_behind_a_closed_descriptor() {
+    region_stays(libc::EBADF);
+}
+
 /// Firmware that fails says the same as a device that was taken away (mlx5).
 #[test]
 fn a_device_that_answers_another_call_has_its_regions() {
-    let _turn = answering(usize::MAX);
-    let ((_memory, whole), cache) = (pages(4), told());
-    let lease = get(&cache, whole);
-    REFUSAL.store(libc::EIO, SeqCst);
-    let not = cache.suspend(whole, vec![], vec![lease], soon()).err().unwrap();
-    let Why::Refused(refused) = &not.why else { panic!("{:?}", not.why) };
-    assert!(refused.outstanding.translations, "{refused:?}");
+    region_stays(libc::EIO);
 }
 
 /// Taken away, it has none.

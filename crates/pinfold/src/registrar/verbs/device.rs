@@ -85,8 +85,8 @@ pub struct Device {
     attributes: Attributes,
     /// A forked child has its parent's descriptor, and must not give back what is its parent's.
     fork_mark: ForkMark,
-    /// Whether a call found the descriptor closed. Its number may be another file's since: a device that was opened again has
-    /// the same handles, so the next command would reach what is registered there.
+    /// Whether the descriptor was found closed, or its number another file's. It may be another file's at any time since: a device
+    /// that was opened again has the same handles, so the next command would reach what is registered there.
     lost: AtomicBool,
     /// The file of its descriptor. `None` where that could not be asked for.
     file: Option<Identity>,
@@ -188,11 +188,16 @@ impl Device {
         self.fork_mark.forked()
     }
 
-    /// Whether its descriptor was found closed. No call of the library is made from then on.
+    /// Whether its descriptor was found closed, or its number another file's. No call of the library is made from then on.
     pub(super) fn is_lost(&self) -> bool {
         // Relaxed: no other data is published by it. A thread that opens a device because of the loss was notified of it
         // after it was noted, and each later load in that order sees it.
         self.lost.load(Ordering::Relaxed)
+    }
+
+    fn lose(&self) {
+        // Relaxed: as in `is_lost`.
+        self.lost.store(true, Ordering::Relaxed);
     }
 
     /// The error number of `call`, which asks the device, or 0. `EBADF` without a call if the descriptor was found closed, now
@@ -228,16 +233,14 @@ impl Device {
             Err(Errno(errno)) => errno != libc::EBADF,
         });
         if !is_there {
-            // Relaxed: as in `is_lost`.
-            self.lost.store(true, Ordering::Relaxed);
+            self.lose();
         }
         is_there
     }
 
     fn note(&self, errno: Errno) -> Errno {
         if errno.0 == libc::EBADF {
-            // Relaxed: as in `is_lost`.
-            self.lost.store(true, Ordering::Relaxed);
+            self.lose();
         }
         self.meaning(errno)
     }
@@ -264,8 +267,7 @@ impl Device {
         let Some(channel) = NonNull::new(made) else {
             let Errno(errno) = last_errno();
             if errno == libc::EBADF {
-                // Relaxed: as in `is_lost`.
-                self.lost.store(true, Ordering::Relaxed);
+                self.lose();
             }
             return errno == libc::EIO;
         };
