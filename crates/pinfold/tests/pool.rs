@@ -637,6 +637,21 @@ fn a_thread_does_not_wait_beside_what_is_free_in_a_row() {
     assert_eq!(consistent(&pool).in_use_bytes, 0);
 }
 
+/// Also where no slab is long enough for a span.
+#[test]
+fn a_thread_that_makes_no_slab_has_what_is_free_in_a_row() {
+    let purse = Arc::new(Purse(AtomicUsize::new(48 * KIB)));
+    let pool = Pool::with_allowance(Ledger::default(), config(MIB), purse).unwrap();
+    drop(pool.get(20_000).unwrap());
+    assert_eq!(pool.statistics().registered_bytes, 32 * KIB, "less than a span of blocks");
+    let (began, patience) = (Instant::now(), Duration::from_secs(600));
+    let buffer = pool.request(20_000).when_exhausted(WhenExhausted::Wait(patience)).get().unwrap();
+    assert!(began.elapsed() < patience / 2, "{:?}", began.elapsed());
+    drop(buffer);
+    let statistics = consistent(&pool);
+    assert_eq!((statistics.in_use_bytes, statistics.grown), (0, 1), "{statistics:?}");
+}
+
 /// And what comes back while it waits.
 #[test]
 fn a_thread_that_waits_has_what_comes_back_in_a_row() {

@@ -85,7 +85,12 @@ impl Depot {
             self.raid(&mut state);
         }
         let patience = when.patience().filter(|_| !grows_on_this_thread(&state));
-        match (state.take_if_unawaited(want), patience) {
+        let mut found = state.take_if_unawaited(want);
+        // None that is there can hold it, and this thread makes none: there is no more than a run.
+        if patience.is_some() && !when.grows() && state.queue.is_empty() && !state.can_hold(want) {
+            found = found.or_else(|| tries.take_run(&mut state));
+        }
+        match (found, patience) {
             (None, Some(patience)) => {
                 self.wait(state, Waiter::new(self, want, when.grows(), tries), patience, watched)
             }
@@ -434,11 +439,7 @@ impl<'d> Waiter<'d> {
 
     /// What it wants, or the run that does as well.
     fn take(&mut self, state: &mut State) -> Option<NonNull<u8>> {
-        state.take(self.want).or_else(|| {
-            let block = state.take(self.tries.run?)?;
-            self.tries.took_run = true;
-            Some(block)
-        })
+        state.take(self.want).or_else(|| self.tries.take_run(state))
     }
 
     /// Leaves its place until it takes one again, ahead of those that came later.
