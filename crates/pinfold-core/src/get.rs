@@ -9,12 +9,14 @@
 #![allow(unsafe_code)]
 
 use crate::admission::UseCosts;
+use crate::config::Keep;
 use crate::error::GetError;
 use crate::events::Checkup;
+use crate::index::Entry;
 use crate::lease::{Lease, Parts};
 use crate::miss::{Answer, Begun, Miss, Outcome, Uses, Worth};
 use crate::monitor::{Lost, Monitor};
-use crate::region::{Ask, Terms, Want};
+use crate::region::{Ask, Region, Terms, Want};
 use crate::registering::Promised;
 use crate::registrar::Registrar;
 use crate::shared::{Hit, Shared, operations};
@@ -120,13 +122,15 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
     ///
     /// As [`get`](Self::get).
     pub unsafe fn get_if_cached(self) -> Option<Lease<'c, R, M>> {
+        let likely = self.shared.likely(self.ask.start);
         if !self.checked {
             Lookup(self.shared).bring_up_to_date().ok()?;
         } else if self.shared.monitor.forked() {
             // A fork since the check makes every registration the parent's.
             return None;
         }
-        Lookup(self.shared).hit_asked(self.ask).map(|hit| Lease::of_hit(self.shared, hit, self.ask))
+        let hit = Lookup(self.shared).hit_asked(self.ask, likely)?;
+        Some(Lease::of_hit(self.shared, hit, self.ask))
     }
 
     /// For a caller that can do without: copy the bytes, say. The lease where a registration that serves it is
@@ -324,12 +328,18 @@ impl<'c, R: Registrar, M: Monitor> Lookup<'c, R, M> {
         uses: Uses,
         until: Option<Instant>,
     ) -> Result<Lease<'c, R, M>, GetError> {
-        let seen = self.0.monitor.check();
-        let is_current = matches!(seen, Ok(seen) if self.0.has_applied(seen));
-        if is_current && let Some(hit) = self.hit_asked(ask) {
-            return Ok(Lease::of_hit(self.0, hit, ask));
-        }
-        let answer = if is_current { Answer::Current } else { Answer::News(seen) };
+        let likely = self.0.likely(ask.start);
+        let answer =
+            if likely.is_none() && self.needs_no_answer(ask.start, ask.length, ask.terms, uses) {
+                Answer::Needless
+            } else {
+                let seen = self.0.monitor.check();
+                let is_current = matches!(seen, Ok(seen) if self.0.has_applied(seen));
+                if is_current && let Some(hit) = self.hit_asked(ask, likely) {
+                    return Ok(Lease::of_hit(self.0, hit, ask));
+                }
+                if is_current { Answer::Current } else { Answer::News(seen) }
+            };
         let begun = Begun { uses, until, answer };
         // SAFETY: the caller's promise.
         unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, begun) }
@@ -348,24 +358,64 @@ impl<'c, R: Registrar, M: Monitor> Lookup<'c, R, M> {
         uses: Uses,
         until: Option<Instant>,
     ) -> Result<Lease<'c, R, M>, GetError> {
-        // A fork since the check makes every registration the parent's.
-        if !self.0.monitor.forked()
-            && let Some(hit) = self.hit_asked(ask)
-        {
-            return Ok(Lease::of_hit(self.0, hit, ask));
-        }
-        let begun = Begun { uses, until, answer: Answer::None };
+        let likely = self.0.likely(ask.start);
+        let answer =
+            if likely.is_none() && self.needs_no_answer(ask.start, ask.length, ask.terms, uses) {
+                Answer::Needless
+            } else {
+                // A fork since the check makes every registration the parent's.
+                if !self.0.monitor.forked()
+                    && let Some(hit) = self.hit_asked(ask, likely)
+                {
+                    return Ok(Lease::of_hit(self.0, hit, ask));
+                }
+                Answer::None
+            };
+        let begun = Begun { uses, until, answer };
         // SAFETY: the caller's promise.
         unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, begun) }
             .map(|parts| Lease::of_parts(self.0, parts))
     }
 
+    /// Whether a get that found nothing likely does without the monitor's answer.
+    ///
+    /// **Why it may.** The answer says whether the regions are to be believed that the index names. It names none of these
+    /// bytes; should it name one under the lock, the monitor is asked behind all ([`Miss`]). What the get registers is as new as
+    /// its pages, and what changed before that and is read behind it may only have it not kept, or given up
+    /// ([`fly`](crate::registering::Enlisted::fly)).
+    ///
+    /// What is bound to be kept is asked for: to watch it takes much longer, and it would be given up for a change that came
+    /// before it.
+    ///
+    /// The arguments come one by one, as of [`hit`](Shared::hit).
+    #[cold]
+    fn needs_no_answer(self, start: usize, length: usize, terms: Terms, uses: Uses) -> bool {
+        let ask = Ask::new(start, length, terms);
+        let may_be_rented = match (uses, self.0.config.keep) {
+            (Uses::One, _) | (Uses::Unknown, Keep::Never) => true,
+            (Uses::Unknown, Keep::WhenItPays) => self.0.config.clock.is_some(),
+            (Uses::Unknown, Keep::Always) | (Uses::Many | Uses::Worth(..), _) => false,
+        };
+        let is_plain = self.makes_sense(ask) && !terms.vouched;
+        may_be_rented && is_plain && !self.0.is_named(ask)
+    }
+
     /// A hit, if the arguments make sense; if not, the slow path says why.
     #[inline(always)]
-    fn hit_asked(self, ask: Ask) -> Option<Hit<'c, R::Handle>> {
+    fn hit_asked(
+        self,
+        ask: Ask,
+        likely: Option<Entry<Region<R::Handle>>>,
+    ) -> Option<Hit<'c, R::Handle>> {
+        if self.makes_sense(ask) { self.0.hit(ask, likely) } else { None }
+    }
+
+    /// Whether it names bytes and rights that the device can be asked for.
+    #[inline(always)]
+    fn makes_sense(self, ask: Ask) -> bool {
         // One compare for "not zero and not above".
-        let sensible = ask.length.wrapping_sub(1) < self.0.limits.max_region_bytes;
-        if sensible && ask.has_rights() { self.0.hit(ask) } else { None }
+        let is_length = ask.length.wrapping_sub(1) < self.0.limits.max_region_bytes;
+        is_length && ask.has_rights()
     }
 
     /// The parts of an [`Ask`], one by one: see [`hit`](Shared::hit).

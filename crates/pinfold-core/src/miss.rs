@@ -43,10 +43,12 @@ pub(crate) struct Begun {
 }
 
 /// What the monitor said since the get began. It is not asked twice: its answer may take as long as a change.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// Nothing: it was not asked.
     None,
+    /// The same, and it need not be, as long as the index names no region of the bytes.
+    Needless,
     /// All that it knew of is applied.
     Current,
     /// Something that is not.
@@ -249,7 +251,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
     /// Asks the monitor, unless the get has its answer already, and what asking takes is not measured.
     fn ask_unless_answered(self, answer: Answer, is_sampled: bool) -> Option<Checkup> {
         match answer {
-            Answer::Current if !is_sampled => None,
+            Answer::Current | Answer::Needless if !is_sampled => None,
             Answer::News(seen) if !is_sampled => Some(Checkup::of(seen)),
             _ => Some(self.0.ask(is_sampled)),
         }
@@ -382,7 +384,12 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             Some(Stop::Refuse(range)) => return Err(GetError::Suspended { range }),
             None => {}
         }
-        if let Some(lease) = self.hit_locked(writer, want) {
+        if attempt.begun.answer == Answer::Needless && asked.is_none() {
+            // Entered since the get looked: none is believed without an answer.
+            if self.0.is_named(want.into()) {
+                return Ok(Step::Again);
+            }
+        } else if let Some(lease) = self.hit_locked(writer, want) {
             return Ok(Step::Done(lease));
         }
         if let Some(landing) = landing_for(writer, want, attempt)? {

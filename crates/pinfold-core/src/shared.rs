@@ -13,6 +13,7 @@ use crate::admission::{self, Admission, LearnedCosts};
 use crate::board::{Board, Notice};
 use crate::budget::{Account, Amount};
 use crate::callbacks::Callback;
+use crate::clock::Clock;
 use crate::config::{Config, Keep};
 use crate::error::{ConfigError, PerUse};
 use crate::flight::Flight;
@@ -20,7 +21,7 @@ use crate::followed_ranges::FollowedRanges;
 use crate::foreign::{self, ForeignPart, discard, runs_through};
 use crate::hazard::{Hazard, Hazards, Scanned, Slot, Unpublished};
 use crate::holds::Hold;
-use crate::index::{Index, Recycler};
+use crate::index::{Entry, Index, Recycler};
 use crate::monitor::{Forked, Monitor, Position, Sequence};
 use crate::order::Order;
 use crate::region::{Ask, List, Lists, Region, Terms};
@@ -248,7 +249,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         })
     }
 
-    /// Whether the regions' states are as new as what the monitor answered: the first step of every `get`.
+    /// Whether the regions' states are as new as what the monitor answered: before every hit.
     ///
     /// **Why a hit behind this is never stale.** Let a change take effect before the monitor's `check`. The
     /// monitor's promise makes `check` return its entry's sequence or a later one, so `applied`
@@ -286,16 +287,31 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
-    /// A live region that serves `ask`, protected, if one is found without a lock.
+    /// What the index names for the address `start`, of which nothing is known yet: it may be found before the monitor is
+    /// asked, and is believed behind that.
+    #[inline(always)]
+    pub(crate) fn likely(&self, start: usize) -> Option<Entry<Region<R::Handle>>> {
+        self.index.guess(start).or_else(|| self.index.latest(start))
+    }
+
+    /// Whether the index names a region, right or not, that contains the bytes.
+    pub(crate) fn is_named(&self, ask: Ask) -> bool {
+        self.index.find(ask.start, ask.end(), |_| Some(())).is_some()
+    }
+
+    /// A live region that serves `ask`, protected, if one is found without a lock: the [likely](Self::likely) one, or else any.
     ///
     /// Two words, returned in registers: the lease itself is written once, by the method, and not
     /// copied on its way out.
     #[inline(always)]
-    pub(crate) fn hit(&self, ask: Ask) -> Option<Hit<'_, R::Handle>> {
+    pub(crate) fn hit(
+        &self,
+        ask: Ask,
+        likely: Option<Entry<Region<R::Handle>>>,
+    ) -> Option<Hit<'_, R::Handle>> {
         let slot = self.hazards.slot()?;
-        let entry = self.index.guess(ask.start).or_else(|| self.index.latest(ask.start));
         // A long one that is not to be found any more may still be named: to protect it would take the lock.
-        if let Some(region) = entry.map(|entry| self.index.place(entry)).filter(|it| it.is_live())
+        if let Some(region) = likely.map(|entry| self.index.place(entry)).filter(|it| it.is_live())
             && let Some(hit) = self.try_protect(slot, region, ask)
         {
             slot.count_hit();
@@ -366,22 +382,23 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
 
     /// Whether this is one of those misses that are measured.
     pub(crate) fn is_sampled(&self) -> bool {
-        admission::is_sampled(self.tick())
+        self.clock().is_some() && admission::is_sampled(self.tick())
+    }
+
+    /// What things are measured by, if anything is compared.
+    fn clock(&self) -> Option<Clock> {
+        self.config.clock.filter(|_| self.config.keep == Keep::WhenItPays)
     }
 
     /// The time, to learn what things take, if that is measured here and anything is compared. No lock is
     /// held: the clock is the program's.
     pub(crate) fn now_if(&self, is_timed: bool) -> Option<u64> {
-        match (self.config.keep, self.config.clock) {
-            (Keep::WhenItPays, Some(clock)) if is_timed => {
-                let now = clock.now();
-                if now.is_none() {
-                    self.count_panics(1);
-                }
-                now
-            }
-            _ => None,
+        let clock = self.clock().filter(|_| is_timed)?;
+        let now = clock.now();
+        if now.is_none() {
+            self.count_panics(1);
         }
+        now
     }
 
     /// The present tick.

@@ -9,9 +9,25 @@ use rustix::process::{Pid, PidfdFlags};
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The bytes of a page, a power of two. The C library has the number; no system call.
+/// The bytes of a page, a power of two. The C library has the number; no system call, and from the second time on one load.
+#[inline]
 pub fn page_bytes() -> usize {
+    static BYTES: AtomicUsize = AtomicUsize::new(0);
+    // Relaxed: one word, which is the same for all.
+    match BYTES.load(Ordering::Relaxed) {
+        0 => {
+            let bytes = asked_page_bytes();
+            BYTES.store(bytes, Ordering::Relaxed);
+            bytes
+        }
+        bytes => bytes,
+    }
+}
+
+#[cold]
+fn asked_page_bytes() -> usize {
     // SAFETY: sysconf takes no pointer.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
