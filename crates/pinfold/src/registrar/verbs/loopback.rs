@@ -99,6 +99,8 @@ impl Loopback {
             None => Pair::connected(&self.domain)?,
         };
         for batch in transfers.chunks(DEPTH as usize) {
+            // Again: another thread's transfers, or those before, may have taken long.
+            reachable(&self.domain)?;
             // SAFETY: the caller's promise; the batch is complete before anything else happens, or
             // the pair is destroyed, which ends what is under way.
             unsafe { pair.post(direction, batch) }?;
@@ -265,10 +267,10 @@ impl CompletionQueue {
     /// Has the next completion make the channel readable.
     fn arm(&self) -> Result<(), LoopbackError> {
         // SAFETY: the queue is live.
-        let status = unsafe {
+        let status = self.domain.device().ask(|| unsafe {
             let arm = (*(*self.pointer.as_ptr()).context).ops.req_notify_cq;
             arm.map_or(libc::EOPNOTSUPP, |arm| arm(self.pointer.as_ptr(), 0))
-        };
+        });
         if status == 0 {
             Ok(())
         } else {
@@ -464,6 +466,7 @@ impl Port {
         let mut why = LoopbackError::NoPort;
         // Ports are counted from 1, and asking for one too many is an error.
         for number in 1..=u8::MAX {
+            reachable(domain)?;
             // SAFETY: the device is open.
             match unsafe { domain.device().library().query_port(domain.device().as_ptr(), number) }
             {

@@ -273,9 +273,10 @@ impl From<DeviceError> for Unproven {
 impl From<RegisterError> for Unproven {
     fn from(error: RegisterError) -> Self {
         let errno = match error {
-            RegisterError::Os { errno, .. }
-            | RegisterError::PinnedMemoryLimit { errno, .. }
-            | RegisterError::DeviceGone { errno } => errno,
+            RegisterError::DeviceGone { errno } => return Self::Open(DeviceError::Gone { errno }),
+            RegisterError::Os { errno, .. } | RegisterError::PinnedMemoryLimit { errno, .. } => {
+                errno
+            }
             _ => libc::EIO,
         };
         Self::Open(DeviceError::Os { operation: "registering for the self-test", errno })
