@@ -18,7 +18,9 @@ use pinfold::{
 use std::fs;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread;
 
 #[path = "../alone/mod.rs"]
 mod own_process;
@@ -317,7 +319,7 @@ pub(crate) fn in_forked_child(body: impl FnOnce() -> bool) -> bool {
             libc::signal(libc::SIGALRM, libc::SIG_DFL);
             libc::alarm(PATIENCE);
         }
-        let held = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
+        let held = catch_unwind(AssertUnwindSafe(body)).unwrap_or(false);
         // SAFETY: ends this child.
         unsafe { libc::_exit(if held { 0 } else { 1 }) };
     }
@@ -325,6 +327,24 @@ pub(crate) fn in_forked_child(body: impl FnOnce() -> bool) -> bool {
     // SAFETY: `status` has room for the answer.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+}
+
+/// Runs `body` on another thread than the first of a process, which has ended by then. Whether it returned.
+pub(crate) fn behind_the_first_thread(body: impl FnOnce() + Send + 'static) -> bool {
+    in_forked_child(|| {
+        let rest = move || {
+            while !fs::read_to_string("/proc/self/stat").is_ok_and(|stat| stat.contains(") Z ")) {
+                thread::yield_now();
+            }
+            let held = catch_unwind(AssertUnwindSafe(body)).is_ok();
+            // SAFETY: ends this child.
+            unsafe { libc::_exit(if held { 0 } else { 1 }) };
+        };
+        let _ends_the_process = thread::spawn(rest);
+        // SAFETY: ends this thread alone, which holds no lock; its stack and what is on it stay.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+        false
+    })
 }
 
 /// Lowers `RLIMIT_MEMLOCK` to `bytes` and gives up root, for which there is no limit.
