@@ -3,19 +3,20 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for the calls that allocate, move, replace and discard memory.
+//! This file reopens `unsafe_code` for the calls that allocate, move, replace, discard and register memory.
 //! A [`Block`] owns its bytes, no reference into them exists, and they are only ever written
 //! through [`Block::write`], which checks its bounds; so whatever a change does to the pages, no
-//! Rust value is harmed. The device reads them by address, through registrations made elsewhere.
+//! Rust value is harmed. The device reads them by address, through registrations that mostly are made elsewhere.
 
 #![allow(unsafe_code)]
 
+use pinfold::{Access, AddressRange, Registrar};
 use std::alloc::{Layout, alloc, dealloc, realloc};
 use std::io;
 use std::ptr::NonNull;
 
 /// The smallest page of every machine this runs on; larger pages only make less discardable.
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 /// What `malloc` aligns to at least.
 const ALIGNMENT: usize = 16;
 
@@ -76,6 +77,26 @@ impl Block {
             let from = from.start.as_ptr().add(offset);
             std::ptr::copy_nonoverlapping(from, self.start.as_ptr().add(at), length);
         }
+    }
+
+    /// Calls `use_it` while the block is registered.
+    ///
+    /// # Errors
+    ///
+    /// What the registrar or `use_it` says, in words.
+    pub(crate) fn registered<R: Registrar>(
+        &self,
+        registrar: &R,
+        access: Access,
+        use_it: impl FnOnce(R::Handle) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let range = AddressRange::new(self.address(), self.length).map_err(|e| e.to_string())?;
+        // SAFETY: the block is borrowed until this function returns, and no reference into it exists.
+        let handle = unsafe { registrar.register(range, access) }.map_err(|e| e.to_string())?;
+        let used = use_it(handle);
+        // SAFETY: registered above, and `use_it` waited for what it began.
+        unsafe { registrar.deregister(handle, range) }.map_err(|e| e.to_string())?;
+        used
     }
 
     /// Frees the block and allocates one of `length` bytes, usually at the same address.

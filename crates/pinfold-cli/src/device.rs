@@ -99,16 +99,22 @@ enum Direction {
     Receive,
 }
 
-/// What each device does in its own way.
-trait Conveyor: Send + Sync {
-    fn channel(&self) -> &File;
-
+/// What memory is registered with.
+trait Table {
     fn registrar(&self, slots: u32) -> Result<AnyRegistrar, Failure>;
 
     /// # Safety
     ///
     /// As for [`Device::set_buffer`].
     unsafe fn set_buffer(&self, slot: u32, range: Option<AddressRange>) -> io::Result<Key>;
+}
+
+/// What each device does in its own way.
+trait Conveyor: Send + Sync {
+    fn channel(&self) -> &File;
+
+    /// What its memory is registered with.
+    fn table(&self) -> &dyn Table;
 
     fn run(&self, direction: Direction, transfers: &[Transfer]) -> io::Result<()>;
 
@@ -175,7 +181,7 @@ impl Device {
 
     /// The library's registrar for it, with a table of `slots` slots where it has a table.
     pub(crate) fn registrar(&self, slots: u32) -> Result<AnyRegistrar, Failure> {
-        self.conveyor.registrar(slots)
+        self.conveyor.table().registrar(slots)
     }
 
     /// The receiver's end: every byte sent can be read here at its offset.
@@ -199,7 +205,7 @@ impl Device {
         range: Option<AddressRange>,
     ) -> io::Result<Key> {
         // SAFETY: the caller's promise.
-        unsafe { self.conveyor.set_buffer(slot, range) }
+        unsafe { self.conveyor.table().set_buffer(slot, range) }
     }
 
     /// Moves registered memory into the channel and waits until it is there.
@@ -255,7 +261,7 @@ impl Handle {
     }
 }
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
+// SAFETY: every call goes to the one inside, whose promise it is.
 unsafe impl Registrar for AnyRegistrar {
     type Handle = Handle;
 
@@ -337,4 +343,28 @@ pub(crate) fn memory_file() -> io::Result<File> {
 
 fn no_channel(error: &io::Error) -> Failure {
     Failure::unavailable(format_args!("no file in memory for the channel (memfd): {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::ManuallyDrop;
+
+    /// Calls `use_it` with the key of `memory`, and its address, while it is registered.
+    pub(super) fn with_registered(
+        conveyor: &dyn Conveyor,
+        memory: Vec<u8>,
+        use_it: impl FnOnce(Key, usize),
+    ) {
+        // Not freed where `use_it` panics: it is still registered then.
+        let mut memory = ManuallyDrop::new(memory);
+        let address = memory.as_mut_ptr().expose_provenance();
+        let range = AddressRange::new(address, memory.len()).unwrap();
+        // SAFETY: the memory lives until the registration has ended, and has no other user.
+        let key = unsafe { conveyor.table().set_buffer(0, Some(range)) }.unwrap();
+        use_it(key, address);
+        // SAFETY: no transfer is pending.
+        unsafe { conveyor.table().set_buffer(0, None) }.unwrap();
+        drop(ManuallyDrop::into_inner(memory));
+    }
 }

@@ -8,7 +8,7 @@
 //! It is a library so that what compares the library with its peers (`pinfold-bench`) can use the
 //! real device and the strategies that stand here: [`transfer`] is all that it needs of them.
 //!
-//! The order of layers, each using only what stands before it: `output`, `page`, `medians`, `plot`, `block`,
+//! The order of layers, each using only what stands before it: `output`, `medians`, `plot`, `block`,
 //! `change`, `device`, `run`, `choice`, `port`, `strategy`, `transfer`, then the other subcommands `demo`, `races`, `events`,
 //! `torture`, `simulate`, `notifyd`, `bench`, `probe`.
 
@@ -22,7 +22,6 @@ mod events;
 mod medians;
 mod notifyd;
 mod output;
-mod page;
 pub mod plot;
 mod port;
 mod probe;

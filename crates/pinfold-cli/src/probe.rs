@@ -1,9 +1,9 @@
 //! `pinfold probe`: what this machine offers, found out by really using it, and what it lacks.
 
 use crate::bench::{landing, strategies};
+use crate::block::{Block, Origin, PAGE};
 use crate::device::{AnyRegistrar, Device, Kind, Transfer};
 use crate::output::{self, Failure, Output, Tone, Verdict};
-use crate::page::Page;
 use crate::run::library;
 use pinfold::allocator;
 use pinfold::budget::{Discovery, Figure, Kind as Pinned, Privilege};
@@ -230,17 +230,18 @@ fn hooks() -> Part {
 
 /// Registers a page, sends it and compares.
 fn sends(kind: Kind) -> Result<String, String> {
-    let device = Device::open(kind, Page::BYTES as u64).map_err(text)?;
+    let device = Device::open(kind, PAGE as u64).map_err(text)?;
     let registrar = device.registrar(8).map_err(text)?;
-    let page = Page::filled(0xa5);
+    let mut page = Block::new(Origin::Mapping, PAGE).map_err(text)?;
+    page.write(0, &[0xa5; PAGE]);
     page.registered(&registrar, Access::READ, |handle| {
         let transfer =
-            Transfer { key: handle.key(), address: page.address(), length: Page::BYTES, offset: 0 };
+            Transfer { key: handle.key(), address: page.address(), length: PAGE, offset: 0 };
         device.send(&[transfer]).map_err(text)
     })?;
-    let mut arrived = [0; Page::BYTES];
+    let mut arrived = [0; PAGE];
     device.channel().read_exact_at(&mut arrived, 0).map_err(text)?;
-    match arrived == [0xa5; Page::BYTES] {
+    match arrived == [0xa5; PAGE] {
         true => Ok(format!("a page was registered and sent{}", about_huge_pages(&registrar))),
         false => Err("other bytes arrived than were sent".into()),
     }
@@ -309,7 +310,8 @@ impl RdmaDevice {
 /// Locks a page.
 fn mlock() -> Result<String, String> {
     let registrar = Mlock::new().map_err(text)?;
-    Page::filled(0).registered(&registrar, Access::READ, |_| Ok(()))?;
+    let page = Block::new(Origin::Mapping, PAGE).map_err(text)?;
+    page.registered(&registrar, Access::READ, |_| Ok(()))?;
     Ok("a page was locked and released".into())
 }
 

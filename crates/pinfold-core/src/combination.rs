@@ -99,18 +99,16 @@ fn together(Sequence(first): Sequence, second: u64) -> Sequence {
 
 #[cfg(test)]
 #[cfg(not(any(loom, shuttle)))]
-#[allow(unsafe_code)] // no memory stands behind the monitor
 mod tests {
     use super::*;
-    use crate::coverage::{Change, Cover, MappingKind};
-    use crate::monitor::Watch;
+    use crate::fake::{Fake, FakeMonitor};
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
     use std::sync::{Arc, Mutex};
 
     type Log = ChangeLog<16>;
 
     /// Answers as a test wants it to, and an entry of the log comes amid each of its next so many calls.
-    struct Scripted {
+    struct Script {
         check: Result<Sequence, Lost>,
         /// In the order of the calls. Behind the last it has nothing new.
         replays: Mutex<Vec<Replay>>,
@@ -118,22 +116,18 @@ mod tests {
         appends: AtomicUsize,
     }
 
+    type Scripted = Fake<Script>;
+
     impl Scripted {
         fn new(check: Result<Sequence, Lost>, replays: &[Replay]) -> Self {
             let replays = Mutex::new(replays.iter().rev().copied().collect());
-            Self { check, replays, log: Arc::new(Log::new()), appends: AtomicUsize::new(0) }
+            let (log, appends) = (Arc::new(Log::new()), AtomicUsize::new(0));
+            Self(Script { check, replays, log, appends })
         }
 
         fn append_amid(self, calls: usize) -> Self {
             self.appends.store(calls, SeqCst);
             self
-        }
-
-        fn call(&self) {
-            let less = |left: usize| left.checked_sub(1);
-            if self.appends.fetch_update(SeqCst, SeqCst, less).is_ok() {
-                self.log.append(AddressRange::EVERYTHING);
-            }
         }
 
         fn check_both(&self) -> Result<Sequence, Lost> {
@@ -146,23 +140,19 @@ mod tests {
         }
     }
 
-    // SAFETY: no memory is watched.
-    unsafe impl Monitor for Scripted {
-        fn name(&self) -> &'static str {
-            "scripted"
+    impl Script {
+        fn call(&self) {
+            let less = |left: usize| left.checked_sub(1);
+            if self.appends.fetch_update(SeqCst, SeqCst, less).is_ok() {
+                self.log.append(AddressRange::EVERYTHING);
+            }
         }
+    }
 
+    impl FakeMonitor for Script {
         fn check(&self) -> Result<Sequence, Lost> {
             self.call();
             self.check
-        }
-
-        fn watch(&self, _: AddressRange) -> Watch {
-            Watch::Covered
-        }
-
-        fn change_pending(&self, _: AddressRange) -> bool {
-            false
         }
 
         fn replay(&self, from: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
@@ -170,22 +160,6 @@ mod tests {
             let nothing_new = told(from.0, Sequence(from.0));
             self.replays.lock().unwrap().pop().unwrap_or(nothing_new)
         }
-
-        fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-            Cover::Detected
-        }
-
-        fn forked(&self) -> bool {
-            false
-        }
-
-        fn notified(&self) -> u32 {
-            0
-        }
-
-        fn notify(&self) {}
-
-        fn wait(&self, _: u32) {}
     }
 
     /// Of a replay that told everything up to `place`.

@@ -635,16 +635,15 @@ fn touches<H: Copy>(region: &Region<H>, range: AddressRange) -> bool {
 
 #[cfg(test)]
 #[cfg(not(loom))]
-#[allow(unsafe_code)] // the simulated device touches no memory
 mod tests {
     use super::{OUTSIDE, READ_AT_ONCE, Walk};
     use crate::barrier::Barriers;
-    use crate::coverage::{Change, Cover, MappingKind};
+    use crate::fake::{Fake, FakeDevice, FakeMonitor, SimulatedRequest, get_simulated};
     use crate::followed::Followed;
     use crate::hazard::Idle;
-    use crate::monitor::{Lost, Monitor, Position, Replay, Sequence, Watch};
+    use crate::monitor::{Lost, Position, Replay, Sequence};
     use crate::region::Region;
-    use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
+    use crate::registrar::{DeregisterError, RegisterError};
     use crate::shared::{SLICE, Writer};
     use crate::unapplied::PartOutside;
     use crate::watchers::Completion;
@@ -658,29 +657,26 @@ mod tests {
 
     /// A device that numbers its registrations.
     #[derive(Default)]
-    struct Device {
+    struct Numbering {
         next: AtomicU32,
         /// It counts whole blocks of so many bytes.
         block_bytes: Option<usize>,
     }
 
-    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-    unsafe impl Registrar for Device {
-        type Handle = u32;
+    type Device = Fake<Numbering>;
 
-        fn limits(&self) -> RegistrarLimits {
-            RegistrarLimits { page_bytes: 4096, max_region_bytes: 1 << 30, max_regions: 1 << 20 }
-        }
+    impl FakeDevice for Numbering {
+        type Handle = u32;
 
         fn widened(&self, range: AddressRange) -> AddressRange {
             self.block_bytes.map_or(range, |bytes| range.page_aligned(bytes))
         }
 
-        unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> {
+        fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> {
             Ok(self.next.fetch_add(1, SeqCst))
         }
 
-        unsafe fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
+        fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
             Ok(())
         }
     }
@@ -688,14 +684,11 @@ mod tests {
     /// What a test says changed, how much of it was read at once at most, how many more checks find a hole that stands ahead of
     /// the last entry, how many holes are filled, and whether it is lost, with a hole behind the last entry.
     #[derive(Default)]
-    struct Log(Mutex<Vec<AddressRange>>, AtomicUsize, AtomicUsize, AtomicUsize, AtomicBool);
+    struct Changes(Mutex<Vec<AddressRange>>, AtomicUsize, AtomicUsize, AtomicUsize, AtomicBool);
 
-    // SAFETY: every change is in the log before the test goes on.
-    unsafe impl Monitor for Log {
-        fn name(&self) -> &'static str {
-            "log"
-        }
+    type Log = Fake<Changes>;
 
+    impl FakeMonitor for Changes {
         fn check(&self) -> Result<Sequence, Lost> {
             if self.4.load(SeqCst) {
                 return Err(Lost::Descriptor { errno: 9 });
@@ -705,14 +698,6 @@ mod tests {
                 self.3.fetch_add(1, SeqCst);
             }
             Ok(Sequence((log.len() + self.3.load(SeqCst)) as u64))
-        }
-
-        fn watch(&self, _: AddressRange) -> Watch {
-            Watch::Covered
-        }
-
-        fn change_pending(&self, _: AddressRange) -> bool {
-            false
         }
 
         fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
@@ -739,22 +724,6 @@ mod tests {
             let may_repeat = may_repeat || self.4.load(SeqCst);
             Replay { up_to, sequence, complete: true, may_repeat }
         }
-
-        fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-            Cover::Detected
-        }
-
-        fn forked(&self) -> bool {
-            false
-        }
-
-        fn notified(&self) -> u32 {
-            0
-        }
-
-        fn notify(&self) {}
-
-        fn wait(&self, _: u32) {}
     }
 
     const MANY: usize = 5 * SLICE;
@@ -769,9 +738,7 @@ mod tests {
     }
 
     fn get(cache: &Cache<Device, Log>, number: usize) -> Lease<'_, Device, Log> {
-        let start = std::ptr::without_provenance(page(number).start());
-        // SAFETY: the device touches no memory.
-        unsafe { cache.get(start, 4096, Access::READ) }.unwrap()
+        get_simulated(cache, page(number), Access::READ).unwrap()
     }
 
     fn filled() -> Cache<Device, Log> {
@@ -783,16 +750,14 @@ mod tests {
     }
 
     fn change(cache: &Cache<Device, Log>, range: AddressRange) {
-        cache.monitor().0.lock().unwrap().push(range);
+        cache.monitor().0.0.lock().unwrap().push(range);
     }
 
     /// Under one hold of the lock a slice of the small ones goes for a large one; the others serve on.
     #[test]
     fn a_large_region_supersedes_a_slice_of_the_small_ones() {
         let cache = filled();
-        let start = std::ptr::without_provenance(all().start());
-        // SAFETY: the device touches no memory.
-        let large = unsafe { cache.get(start, all().len(), Access::READ) }.unwrap();
+        let large = get_simulated(&cache, all(), Access::READ).unwrap();
         let superseded = usize::try_from(cache.statistics().superseded).unwrap();
         assert!((1..=SLICE).contains(&superseded), "{superseded}");
         assert_eq!(get(&cache, 0).handle(), large.handle());
@@ -805,12 +770,11 @@ mod tests {
     #[test]
     fn what_the_device_counts_is_what_is_registered() {
         const BLOCK: usize = 64 * 4096;
-        let device = Device { block_bytes: Some(BLOCK), ..Device::default() };
+        let device = Fake(Numbering { block_bytes: Some(BLOCK), ..Numbering::default() });
         let config = Config { barriers: Barriers::SYMMETRIC, ..Config::default() };
         let cache = Cache::new(device, Log::default(), config).unwrap();
-        let at = |offset| std::ptr::without_provenance(0x7000_0000 + offset);
-        // SAFETY: the device touches no memory.
-        let get = |offset| unsafe { cache.get(at(offset), 100, Access::READ) }.unwrap();
+        let at = |offset| AddressRange::new(0x7000_0000 + offset, 100).unwrap();
+        let get = |offset| get_simulated(&cache, at(offset), Access::READ).unwrap();
         let lease = get(5 * 4096);
         assert_eq!(lease.registered(), AddressRange::new(0x7000_0000, BLOCK).unwrap());
         assert_eq!(get(60 * 4096).handle(), lease.handle());
@@ -818,8 +782,7 @@ mod tests {
         // A change anywhere in it is one of it.
         change(&cache, AddressRange::new(0x7000_0000, 4096).unwrap());
         assert!(lease.is_invalidated());
-        // SAFETY: as above, and nothing changes unreported.
-        let vouched = unsafe { cache.request(at(BLOCK), 100, Access::READ).vouched().get() };
+        let vouched = SimulatedRequest::new(&cache, at(BLOCK), Access::READ).vouched().get();
         let vouched = vouched.unwrap();
         assert_eq!(vouched.registered().len(), 4096);
     }
@@ -852,16 +815,12 @@ mod tests {
     fn a_lease_knows_of_a_change_that_is_not_applied_to_all() {
         let cache = filled();
         let lease = get(&cache, MANY - 1);
-        // SAFETY: the device touches no memory.
-        let once = unsafe {
-            let start = std::ptr::without_provenance(page(MANY - 2).start() + 4096);
-            cache.request(start, 4096, Access::READ).once().get()
-        };
+        let once = once(&cache, MANY - 2);
         let elsewhere = self::once(&cache, MANY);
         change(&cache, all());
         assert!(lease.is_invalidated());
         assert!(cache.statistics().invalidations < MANY as u64, "all was applied at once");
-        assert!(once.unwrap().is_invalidated() && !elsewhere.is_invalidated());
+        assert!(once.is_invalidated() && !elsewhere.is_invalidated());
         assert!(!get(&cache, MANY).is_invalidated());
         cache.check().unwrap();
         assert_eq!(cache.statistics().invalidations, MANY as u64, "each once");
@@ -908,7 +867,7 @@ mod tests {
         assert!(cache.shared.locked(|writer| writer.has_applied_all()).unwrap());
         change_last(13);
         assert_eq!(cache.reclaim(), 5, "and what the last part concerns");
-        assert_eq!(cache.monitor().1.load(SeqCst), READ_AT_ONCE, "under one hold");
+        assert_eq!(cache.monitor().0.1.load(SeqCst), READ_AT_ONCE, "under one hold");
     }
 
     /// A thread that stands still as it notes a change leaves a hole, and what stands behind it is read again: a range that
@@ -916,7 +875,7 @@ mod tests {
     #[test]
     fn a_range_is_followed_once_nothing_is_read_again() {
         let cache = filled();
-        let leave_a_hole = |checks| cache.monitor().2.store(checks, SeqCst);
+        let leave_a_hole = |checks| cache.monitor().0.2.store(checks, SeqCst);
         leave_a_hole(5);
         change(&cache, page(9));
         let followed = Followed::begin(&cache, page(9)).unwrap();
@@ -938,7 +897,7 @@ mod tests {
     #[test]
     fn no_range_is_followed_where_the_monitor_is_lost_with_a_hole_in_its_log() {
         let cache = filled();
-        cache.monitor().4.store(true, SeqCst);
+        cache.monitor().0.4.store(true, SeqCst);
         let (answer, answered) = channel();
         let follows =
             thread::spawn(move || answer.send(Followed::begin(&cache, page(9)).is_none()));
@@ -1045,9 +1004,8 @@ mod tests {
     fn a_long_region_is_invalidated_once() {
         let config = Config { barriers: Barriers::SYMMETRIC, ..Config::default() };
         let cache = Cache::new(Device::default(), Log::default(), config).unwrap();
-        let start = std::ptr::without_provenance(page(0).start());
-        // SAFETY: the device touches no memory.
-        let long = unsafe { cache.get(start, 1 << 30, Access::READ) }.unwrap();
+        let long = AddressRange::new(page(0).start(), 1 << 30).unwrap();
+        let long = get_simulated(&cache, long, Access::READ).unwrap();
         for _ in 0..2 {
             change(&cache, page(5));
             cache.check().unwrap();
@@ -1069,9 +1027,8 @@ mod tests {
         };
         // Of so many blocks of the index.
         const BLOCKS: usize = if cfg!(miri) { 32 } else { 512 };
-        let long = std::ptr::without_provenance(page(0).start());
-        // SAFETY: the device touches no memory.
-        let long = unsafe { cache.get(long, BLOCKS << 21, Access::READ) }.unwrap();
+        let long = AddressRange::new(page(0).start(), BLOCKS << 21).unwrap();
+        let long = get_simulated(&cache, long, Access::READ).unwrap();
         assert!(long.is_cached() && named() >= BLOCKS);
         assert_eq!(get(&cache, MANY).handle(), long.handle());
         drop(long);
@@ -1082,9 +1039,8 @@ mod tests {
     }
 
     fn once(cache: &Cache<Device, Log>, number: usize) -> Lease<'_, Device, Log> {
-        let start = std::ptr::without_provenance(page(number).start() + 4096);
-        // SAFETY: the device touches no memory.
-        unsafe { cache.request(start, 4096, Access::READ).once().get() }.unwrap()
+        let next = AddressRange::new(page(number).start() + 4096, 4096).unwrap();
+        SimulatedRequest::new(cache, next, Access::READ).once().get().unwrap()
     }
 
     /// Leases that a change does not concern are looked at in slices too, and one that it does concern is found
@@ -1120,9 +1076,8 @@ mod tests {
         let config = Config { barriers: Barriers::SYMMETRIC, ..Config::default() };
         let cache = Cache::new(Device::default(), Log::default(), config).unwrap();
         let touch = |gib: usize| {
-            let start = std::ptr::without_provenance(gib * GIB);
-            // SAFETY: the device touches no memory.
-            drop(unsafe { cache.get(start, 4096, Access::READ) }.unwrap());
+            let range = AddressRange::new(gib * GIB, 4096).unwrap();
+            drop(get_simulated(&cache, range, Access::READ).unwrap());
         };
         (16..24).for_each(touch);
         let large = AddressRange::new(16 * GIB + 4096, 8 * GIB - 4096).unwrap();

@@ -136,44 +136,40 @@ impl<R: Registrar, M: Monitor> fmt::Debug for Followed<'_, R, M> {
 
 #[cfg(test)]
 #[cfg(not(any(loom, shuttle)))]
-#[allow(unsafe_code)] // the simulated device touches no memory
 mod tests {
     use super::*;
-    use crate::coverage::{Change, Cover, MappingKind};
-    use crate::monitor::{Lost, Position, Replay, Sequence, Watch};
-    use crate::registrar::{DeregisterError, RegisterError, RegistrarLimits};
+    use crate::fake::{Fake, FakeDevice, FakeMonitor};
+    use crate::monitor::{Lost, Position, Replay, Sequence};
+    use crate::registrar::{DeregisterError, RegisterError};
     use crate::{Access, Config};
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
-    struct Device;
+    struct Nothing;
 
-    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-    unsafe impl Registrar for Device {
+    type Device = Fake<Nothing>;
+
+    impl FakeDevice for Nothing {
         type Handle = ();
 
-        fn limits(&self) -> RegistrarLimits {
-            RegistrarLimits::new(4096, 1 << 30, 1 << 20)
-        }
-
-        unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+        fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
             Ok(())
         }
 
-        unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+        fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
             Ok(())
         }
     }
 
     /// What a test says changed.
     #[derive(Default)]
-    struct Log {
+    struct Changes {
         changes: Mutex<Vec<AddressRange>>,
         marks_left: AtomicUsize,
         is_child: AtomicBool,
     }
 
-    impl Log {
+    impl Changes {
         fn changed(&self, range: AddressRange) {
             self.changes.lock().unwrap().push(range);
         }
@@ -188,7 +184,7 @@ mod tests {
         }
     }
 
-    struct Mark<'l>(&'l Log, AddressRange, usize);
+    struct Mark<'l>(&'l Changes, AddressRange, usize);
 
     impl ChangeMark for Mark<'_> {
         fn is_set(&self) -> bool {
@@ -197,22 +193,11 @@ mod tests {
         }
     }
 
-    // SAFETY: every change is in the log before the test goes on.
-    unsafe impl Monitor for Log {
-        fn name(&self) -> &'static str {
-            "log"
-        }
+    type Log = Fake<Changes>;
 
+    impl FakeMonitor for Changes {
         fn check(&self) -> Result<Sequence, Lost> {
             if self.forked() { Err(Lost::Forked) } else { Ok(Sequence(self.len() as u64)) }
-        }
-
-        fn watch(&self, _: AddressRange) -> Watch {
-            Watch::Covered
-        }
-
-        fn change_pending(&self, _: AddressRange) -> bool {
-            false
         }
 
         fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
@@ -229,21 +214,9 @@ mod tests {
             Some(Box::new(Mark(self, range, self.len())))
         }
 
-        fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-            Cover::Detected
-        }
-
         fn forked(&self) -> bool {
             self.is_child.load(SeqCst)
         }
-
-        fn notified(&self) -> u32 {
-            0
-        }
-
-        fn notify(&self) {}
-
-        fn wait(&self, _: u32) {}
     }
 
     fn page(number: usize) -> AddressRange {
@@ -252,8 +225,8 @@ mod tests {
 
     /// Whose monitor has so many marks.
     fn cache(marks: usize) -> Cache<Device, Log> {
-        let log = Log { marks_left: marks.into(), ..Log::default() };
-        Cache::new(Device, log, Config::default()).unwrap()
+        let log = Fake(Changes { marks_left: marks.into(), ..Changes::default() });
+        Cache::new(Fake(Nothing), log, Config::default()).unwrap()
     }
 
     #[test]

@@ -129,10 +129,10 @@ mod measured {
 mod tests {
     use super::Requests;
     use crate::chunked::BLOCK_BYTES;
+    use crate::fake::{Calm, Fake, FakeDevice, FakeSuspend, SimulatedRequest, get_simulated};
     use crate::followed::Followed;
-    use crate::reclaim::tests::Calm;
-    use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
-    use crate::suspend::{ConnectionLost, Renewed, Suspend, Transfers, Unsupported};
+    use crate::registrar::{DeregisterError, RegisterError, RegistrarLimits};
+    use crate::suspend::{Renewed, Unsupported};
     use crate::{Access, AddressRange, Cache, Config, GetError, Lease, SuspensionTerms};
     use std::time::Duration;
 
@@ -141,40 +141,30 @@ mod tests {
 
     struct Device;
 
-    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-    unsafe impl Registrar for Device {
+    impl FakeDevice for Device {
         type Handle = u32;
 
         fn limits(&self) -> RegistrarLimits {
             RegistrarLimits { page_bytes: 4096, max_region_bytes: 1 << 40, max_regions: 1 << 20 }
         }
 
-        unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> {
+        fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> {
             Ok(0)
         }
 
-        unsafe fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
+        fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
             Ok(())
         }
     }
 
-    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-    unsafe impl Suspend for Device {
+    impl FakeSuspend for Device {
         type Connection = usize;
 
         fn can_suspend(&self, _: AddressRange, _: &[usize]) -> Result<(), Unsupported> {
             Ok(())
         }
 
-        fn stop(&self, _: &usize) -> Result<(), ConnectionLost> {
-            Ok(())
-        }
-
-        fn in_flight(&self, _: &usize, _: AddressRange) -> Result<Transfers, ConnectionLost> {
-            Ok(Transfers::default())
-        }
-
-        unsafe fn renew(
+        fn renew(
             &self,
             handle: u32,
             _: AddressRange,
@@ -182,16 +172,10 @@ mod tests {
         ) -> Result<Renewed<u32>, RegisterError> {
             Ok(Renewed::Changed(handle + 1))
         }
-
-        unsafe fn restart(&self, _: &usize) -> Result<(), ConnectionLost> {
-            Ok(())
-        }
-
-        fn fail(&self, _: &usize) {}
     }
 
-    type Tested = Cache<Device, Calm>;
-    type TestedLease<'c> = Lease<'c, Device, Calm>;
+    type Tested = Cache<Fake<Device>, Fake<Calm>>;
+    type TestedLease<'c> = Lease<'c, Fake<Device>, Fake<Calm>>;
 
     /// More than the tables of a cache begin with.
     const MANY: usize = 6_000;
@@ -200,7 +184,7 @@ mod tests {
     fn cache(max_regions: usize) -> Tested {
         let config =
             Config { max_regions, max_bytes: 1 << 50, cache_remote: true, ..Config::default() };
-        Cache::new(Device, Calm, config).unwrap()
+        Cache::new(Fake(Device), Fake(Calm), config).unwrap()
     }
 
     /// Every page of theirs, so that a block has many of them; and every so many a block of its own.
@@ -213,8 +197,7 @@ mod tests {
     }
 
     fn get(cache: &Tested, range: AddressRange) -> Result<TestedLease<'_>, GetError> {
-        // SAFETY: this device touches no memory.
-        unsafe { cache.get(range.start() as *const u8, range.len(), Access::READ_WRITE) }
+        get_simulated(cache, range, Access::READ_WRITE)
     }
 
     fn fill(cache: &Tested) -> Vec<TestedLease<'_>> {
@@ -243,10 +226,8 @@ mod tests {
         ("regions that begin in one page", || {
             let cache = cache(2 * MANY);
             for at in 0..3_000 {
-                let bytes = BASE + at;
-                // SAFETY: this device touches no memory.
-                let lease = unsafe { cache.get(bytes as *const u8, 4096, Access::REMOTE_READ) };
-                drop(lease.unwrap());
+                let bytes = AddressRange::new(BASE + at, 4096).unwrap();
+                drop(get_simulated(&cache, bytes, Access::REMOTE_READ).unwrap());
             }
             cache.evict_idle_in(all());
         }),
@@ -280,11 +261,8 @@ mod tests {
         ("registrations for one use", || {
             let cache = cache(2 * MANY);
             let once = |number| {
-                let range = page(number);
-                let request =
-                    cache.request(range.start() as *const u8, range.len(), Access::READ_WRITE);
-                // SAFETY: this device touches no memory.
-                unsafe { request.once().get() }.unwrap()
+                let request = SimulatedRequest::new(&cache, page(number), Access::READ_WRITE);
+                request.once().get().unwrap()
             };
             let leases: Vec<_> = (0..MANY).map(once).collect();
             cache.invalidate_then(all(), || ());

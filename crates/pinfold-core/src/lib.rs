@@ -39,6 +39,9 @@
 //! - memory that moves: `suspend`
 //! - proofs: `exploring` (a model, with loom), `models`, `log_models`
 
+#[cfg(test)]
+extern crate self as pinfold_core;
+
 mod abandoned;
 pub mod access;
 pub mod admission;
@@ -60,6 +63,12 @@ mod events;
 #[cfg(test)]
 #[cfg(loom)]
 mod exploring;
+// The unit tests' devices and monitors: those of `pinfold-sim`, which knows this crate by its name.
+#[cfg(test)]
+#[cfg(not(loom))]
+#[allow(dead_code, unreachable_pub, clippy::wrong_self_convention)] // it is public elsewhere, and used there
+#[path = "../../pinfold-sim/src/fake.rs"]
+mod fake;
 #[doc(hidden)]
 pub mod first_made;
 mod flight;

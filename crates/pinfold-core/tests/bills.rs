@@ -2,20 +2,18 @@
 //! as long as they are told to.
 
 #![cfg(not(shuttle))]
-#![allow(unsafe_code)] // a device and a monitor of this test's
 #![allow(clippy::unwrap_used)] // a test speaks
 
 use pinfold_core::{
-    Access, AddressRange, Cache, Change, Clock, Config, ConnectionLost, Cover, DeregisterError,
-    GetRequest, Gets, Keep, Lost, MappingKind, Monitor, OnDrop, Position, RegisterError, Registrar,
-    RegistrarLimits, Renewed, Replay, Sequence, Suspend, SuspensionTerms, Transfers, Uncovered,
-    Unsupported, UseCosts, Watch, WhenFull,
+    Access, AddressRange, Cache, Change, Clock, Config, Cover, DeregisterError, Gets, Keep, Lost,
+    MappingKind, OnDrop, Position, RegisterError, RegistrarLimits, Renewed, Replay, Sequence,
+    SuspensionTerms, Uncovered, Unsupported, UseCosts, Watch, WhenFull,
 };
 use pinfold_sim::{
-    AddressSpace, DeviceConfig, Handle, PAGE_BYTES, Protection, SimDevice, SimMonitor, SimRegistrar,
+    AddressSpace, DeviceConfig, Fake, FakeDevice, FakeMonitor, FakeSuspend, Handle, PAGE_BYTES,
+    Protection, SimDevice, SimMonitor, SimRegistrar, SimulatedRequest,
 };
 use std::cell::Cell;
-use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -65,8 +63,7 @@ const PLAIN: Costs = Costs {
 
 struct Slow<T>(T, Costs);
 
-// SAFETY: the one inside does the work.
-unsafe impl Registrar for Slow<SimRegistrar> {
+impl FakeDevice for Slow<SimRegistrar> {
     type Handle = Handle;
 
     fn limits(&self) -> RegistrarLimits {
@@ -81,32 +78,21 @@ unsafe impl Registrar for Slow<SimRegistrar> {
         AddressRange::between(start, range.end().next_multiple_of(block)).unwrap()
     }
 
-    unsafe fn register(
-        &self,
-        range: AddressRange,
-        rights: Access,
-    ) -> Result<Handle, RegisterError> {
+    fn register(&self, range: AddressRange, rights: Access) -> Result<Handle, RegisterError> {
         spend((self.1.register)(range));
-        // SAFETY: the caller's promises.
-        let registered = unsafe { self.0.register(range, rights) };
+        let registered = self.0.register(range, rights);
         IS_REGISTERED.set(registered.is_ok());
         registered
     }
 
-    unsafe fn deregister(
-        &self,
-        handle: Handle,
-        range: AddressRange,
-    ) -> Result<(), DeregisterError> {
+    fn deregister(&self, handle: Handle, range: AddressRange) -> Result<(), DeregisterError> {
         spend((self.1.deregister)(range));
         IS_REGISTERED.set(STAYS.get() && IS_REGISTERED.get());
-        // SAFETY: the caller's promises.
-        unsafe { self.0.deregister(handle, range) }
+        self.0.deregister(handle, range)
     }
 }
 
-// SAFETY: no device uses the memory, and there are no connections.
-unsafe impl Suspend for Slow<SimRegistrar> {
+impl FakeSuspend for Slow<SimRegistrar> {
     type Connection = u32;
 
     fn now(&self) -> Duration {
@@ -117,23 +103,7 @@ unsafe impl Suspend for Slow<SimRegistrar> {
         Ok(())
     }
 
-    fn stop(&self, _: &u32) -> Result<(), ConnectionLost> {
-        Ok(())
-    }
-
-    fn in_flight(&self, _: &u32, _: AddressRange) -> Result<Transfers, ConnectionLost> {
-        Ok(Transfers::default())
-    }
-
-    unsafe fn withdraw(&self, _: Handle, _: AddressRange) -> Result<(), DeregisterError> {
-        Ok(())
-    }
-
-    fn quiet(&self, _: AddressRange) -> bool {
-        true
-    }
-
-    unsafe fn renew(
+    fn renew(
         &self,
         handle: Handle,
         _: AddressRange,
@@ -142,17 +112,10 @@ unsafe impl Suspend for Slow<SimRegistrar> {
         Ok(Renewed::Changed(handle))
     }
 
-    unsafe fn restart(&self, _: &u32) -> Result<(), ConnectionLost> {
-        Ok(())
-    }
-
-    fn fail(&self, _: &u32) {}
-
     fn wait(&self, _: Duration) {}
 }
 
-// SAFETY: the one inside does the work.
-unsafe impl Monitor for Slow<SimMonitor> {
+impl FakeMonitor for Slow<SimMonitor> {
     fn name(&self) -> &'static str {
         "slow"
     }
@@ -201,7 +164,7 @@ unsafe impl Monitor for Slow<SimMonitor> {
 }
 
 struct World {
-    cache: Cache<Slow<SimRegistrar>, Slow<SimMonitor>>,
+    cache: Cache<Fake<Slow<SimRegistrar>>, Fake<Slow<SimMonitor>>>,
     monitor: SimMonitor,
     space: Arc<AddressSpace>,
     costs: Costs,
@@ -223,8 +186,8 @@ impl World {
         let monitor = SimMonitor::new(&space);
         let clock = config.clock.or(Some(Clock::new(now)));
         let config = Config { clock, ..config };
-        let slow = Slow(monitor.clone(), costs);
-        let cache = Cache::new(Slow(registrar, costs), slow, config).unwrap();
+        let slow = Fake(Slow(monitor.clone(), costs));
+        let cache = Cache::new(Fake(Slow(registrar, costs)), slow, config).unwrap();
         Self { cache, monitor, space, costs }
     }
 
@@ -232,14 +195,13 @@ impl World {
         &self,
         range: AddressRange,
         access: Access,
-    ) -> GetRequest<'_, Slow<SimRegistrar>, Slow<SimMonitor>> {
-        self.cache.request(ptr::without_provenance(range.start()), range.len(), access)
+    ) -> SimulatedRequest<'_, Fake<Slow<SimRegistrar>>, Fake<Slow<SimMonitor>>> {
+        SimulatedRequest::new(&self.cache, range, access)
     }
 
     /// One use. Whether it is kept.
     fn uses(&self, range: AddressRange, access: Access) -> bool {
-        // SAFETY: simulated memory, which no device uses behind the end of the lease.
-        unsafe { self.request(range, access).get() }.unwrap().is_cached()
+        self.request(range, access).get().unwrap().is_cached()
     }
 
     fn reads(&self, range: AddressRange) -> bool {
@@ -248,8 +210,7 @@ impl World {
 
     /// Reads a page by one who can do without at these costs, and does where nothing is worth having.
     fn does_without_unless_worth(&self, page: usize, costs: UseCosts) {
-        // SAFETY: as in `uses`.
-        let lease = unsafe { self.request(pages(page, 1), Access::READ).get_if_worth(costs) };
+        let lease = self.request(pages(page, 1), Access::READ).get_if_worth(costs);
         if lease.unwrap().is_none() {
             spend(costs.per_use);
         }
@@ -355,8 +316,7 @@ fn what_is_vouched_for_teaches_nothing_of_what_watching_costs() {
     let costs = Costs { watch: |_| 50_000, check: 100, change: 0, ..PLAIN };
     let program = |world: &World| {
         for other in 0..8 {
-            // SAFETY: as in `uses`; what changes there is reported.
-            drop(unsafe { world.request(pages(32 + other, 1), Access::READ).vouched().get() });
+            drop(world.request(pages(32 + other, 1), Access::READ).vouched().get());
         }
         world.cache.invalidate(pages(32, 8));
         world.reads(pages(0, 1));
@@ -384,8 +344,7 @@ fn uses_before_more_rights_are_asked_for_count() {
 fn hits_of_what_was_vouched_for_make_no_purchase_pay() {
     let program = |world: &World| {
         for _ in 0..80 {
-            // SAFETY: as in `uses`; what changes there is reported.
-            drop(unsafe { world.request(pages(0, 1), Access::READ).vouched().get() });
+            drop(world.request(pages(0, 1), Access::READ).vouched().get());
         }
         world.uses(pages(0, 1), Access::READ_WRITE);
         world.changes(pages(0, 1));
@@ -402,8 +361,7 @@ fn hits_of_what_was_vouched_for_judge_no_purchase() {
     let program = |world: &World| {
         world.reads(pages(0, 1));
         for _ in 0..80 {
-            // SAFETY: as in `uses`; what changes there is reported.
-            drop(unsafe { world.request(pages(0, 1), Access::WRITE).vouched().get() });
+            drop(world.request(pages(0, 1), Access::WRITE).vouched().get());
         }
         world.cache.invalidate(pages(0, 1));
         world.changes(pages(0, 1));
@@ -418,8 +376,7 @@ fn hits_of_what_was_vouched_for_judge_no_purchase() {
 fn what_a_purchase_spared_is_not_lost_to_one_that_is_kept_unasked() {
     let program = |world: &World| {
         (0..150).for_each(|_| _ = world.reads(pages(0, 1)));
-        // SAFETY: as in `uses`.
-        drop(unsafe { world.request(pages(0, 1), Access::READ_WRITE).to_keep().get() }.unwrap());
+        drop(world.request(pages(0, 1), Access::READ_WRITE).to_keep().get().unwrap());
         world.changes(pages(0, 1));
     };
     let (ours, best) = (cost(PLAIN, Keep::WhenItPays, program), cost(PLAIN, Keep::Always, program));
@@ -440,13 +397,11 @@ fn a_request_that_fails_ends_no_purchase() {
     let programs: [fn(&World); 2] = [
         |world| {
             let write = || world.request(pages(0, 1), Access::READ_WRITE);
-            // SAFETY: as in `uses`.
-            program(world, || unsafe { write().get() }.is_err());
+            program(world, || write().get().is_err());
         },
         |world| {
             let write = || world.request(pages(0, 1), Access::WRITE).vouched();
-            // SAFETY: as in `uses`; what changes there is reported, for nothing is kept of it.
-            program(world, || unsafe { write().get() }.is_err());
+            program(world, || write().get().is_err());
         },
     ];
     for program in programs {
@@ -464,8 +419,7 @@ fn other_rights_are_paid_for_too() {
             world.space.unmap(pages(0, 1));
             world.space.map(pages(0, 1), Protection::ReadOnly);
         }
-        // SAFETY: as in `uses`.
-        assert!(unsafe { world.request(pages(0, 1), Access::READ_WRITE).get() }.is_err());
+        assert!(world.request(pages(0, 1), Access::READ_WRITE).get().is_err());
         (0..4).for_each(|_| _ = world.reads(pages(0, 1)));
     };
     let [ours, never] = [Keep::WhenItPays, Keep::Never].map(|keep| cost(costs, keep, program));
@@ -485,14 +439,12 @@ fn what_is_never_kept_is_given_up_by_those_who_can_do_without() {
         let world = World::with(PLAIN, config, DeviceConfig::default());
         let bought = if is_bought { pages(0, 1) } else { pages(9, 1) };
         let held = (0..1_000).find_map(|_| {
-            // SAFETY: as in `uses`.
-            let lease = unsafe { world.request(bought, Access::WRITE).get() }.unwrap();
+            let lease = world.request(bought, Access::WRITE).get().unwrap();
             lease.is_cached().then_some(lease)
         });
         assert!(held.is_some());
         let leased = (0..1_000).filter(|_| {
-            // SAFETY: as in `uses`.
-            let lease = unsafe { world.request(pages(0, 1), access).get_if_worth(costs) }.unwrap();
+            let lease = world.request(pages(0, 1), access).get_if_worth(costs).unwrap();
             lease.is_some_and(|lease| !lease.is_cached())
         });
         let leased = leased.count();
@@ -512,8 +464,7 @@ fn a_harmless_request_that_fails_ends_no_account() {
         world.cache.reclaim();
         let costs = UseCosts { per_use: 100_000, hit: 10, keeping: 1_000 };
         let write = || world.request(pages(0, 1), Access::READ_WRITE);
-        // SAFETY: as in `uses`.
-        drop(unsafe { write().get_if_worth(costs) });
+        drop(write().get_if_worth(costs));
         (0..200).for_each(|_| _ = world.reads(pages(0, 1)));
     };
     let [ours, best] = [Keep::WhenItPays, Keep::Always].map(|keep| cost(PLAIN, keep, program));
@@ -579,12 +530,10 @@ fn what_a_full_device_refuses_for_good_is_tried_ever_more_seldom() {
     let room = DeviceConfig { max_pinned_bytes: PAGE_BYTES as u64, ..DeviceConfig::default() };
     let world = World::with(PLAIN, Config::default(), room);
     (0..100).for_each(|_| _ = world.reads(pages(0, 1)));
-    // SAFETY: as in `uses`.
-    let held = unsafe { world.request(pages(9, 1), Access::READ).once().get() }.unwrap();
+    let held = world.request(pages(9, 1), Access::READ).once().get().unwrap();
     let before = world.monitor.watch_calls();
     for _ in 0..4_000 {
-        // SAFETY: as in `uses`.
-        assert!(unsafe { world.request(pages(0, 1), Access::READ).get() }.is_err());
+        assert!(world.request(pages(0, 1), Access::READ).get().is_err());
     }
     let watched = world.monitor.watch_calls() - before;
     // Of 36 uses one, of 72, of 144, and so on.
@@ -598,8 +547,7 @@ fn what_is_tried_again_takes_no_hits_of_what_was_vouched_for() {
     let room = DeviceConfig { max_pinned_bytes: 2 * PAGE_BYTES as u64, ..DeviceConfig::default() };
     let world = World::with(Costs { check: 10, ..PLAIN }, Config::default(), room);
     let vouched = |range| {
-        // SAFETY: as in `uses`; what changes there is reported.
-        drop(unsafe { world.request(range, Access::READ).vouched().get() }.unwrap());
+        drop(world.request(range, Access::READ).vouched().get().unwrap());
     };
     let life = || {
         vouched(pages(9, 1));
@@ -737,8 +685,7 @@ fn what_is_never_kept_keeps_nothing_else_from_being_kept() {
         let world = World::new(Costs { check: 10, ..PLAIN }, Keep::WhenItPays);
         let access = Access::READ | Access::REMOTE_READ;
         let kept = (0..1_000).filter(|_| {
-            // SAFETY: as in `uses`.
-            drop(unsafe { world.request(pages(0, 1), access).get_if_worth(remote) });
+            drop(world.request(pages(0, 1), access).get_if_worth(remote));
             world.reads(pages(0, 1))
         });
         let kept = kept.count();
@@ -749,8 +696,7 @@ fn what_is_never_kept_keeps_nothing_else_from_being_kept() {
 /// How many of 2,000 gets of a page are refused.
 fn gets_refused(world: &World) -> usize {
     let gets = (0..2_000).filter(|_| {
-        // SAFETY: as in `uses`.
-        let refused = unsafe { world.request(pages(0, 1), Access::READ).get() }.is_err();
+        let refused = world.request(pages(0, 1), Access::READ).get().is_err();
         world.cache.reclaim();
         refused
     });
@@ -784,12 +730,10 @@ fn what_was_refused_was_not_paid_for() {
         let costs = Costs { register, check: 10, ..PLAIN };
         let world = World::with(costs, Config { keep, ..Config::default() }, room);
         let life = || {
-            // SAFETY: as in `uses`.
-            let held = unsafe { world.request(pages(9, 1), Access::READ).once().get() }.unwrap();
+            let held = world.request(pages(9, 1), Access::READ).once().get().unwrap();
             IS_FULL.set(true);
             for _ in 0..228 {
-                // SAFETY: as in `uses`.
-                assert!(unsafe { world.request(pages(0, 1), Access::READ).get() }.is_err());
+                assert!(world.request(pages(0, 1), Access::READ).get().is_err());
             }
             IS_FULL.set(false);
             drop(held);
@@ -815,8 +759,7 @@ fn a_use_that_is_tried_again_is_paid_for_once() {
         world.changes(pages(20, 1));
         let is_kept = |_: &usize| {
             if is_refused {
-                // SAFETY: as in `uses`.
-                drop(unsafe { world.request(pages(9, 1), Access::READ).to_keep().get() }.unwrap());
+                drop(world.request(pages(9, 1), Access::READ).to_keep().get().unwrap());
             }
             world.reads(pages(0, 1))
         };
@@ -834,8 +777,7 @@ fn what_is_refused_for_good_is_not_watched_for_ever() {
         world.space.map(pages(0, 1), Protection::ReadOnly);
     };
     let program = |world: &World| {
-        // SAFETY: as in `uses`.
-        assert!(unsafe { world.request(pages(0, 1), Access::READ_WRITE).get() }.is_err());
+        assert!(world.request(pages(0, 1), Access::READ_WRITE).get().is_err());
     };
     for change in [0, 100] {
         let costs = Costs { watch: |_| 50_000, change, check: 10, ..PLAIN };
@@ -852,8 +794,7 @@ fn what_is_refused_each_time_keeps_nothing_else_from_being_kept() {
         world.space.unmap(pages(0, 1));
         world.space.map(pages(0, 1), Protection::ReadOnly);
         let kept = (0..1_000).filter(|_| {
-            // SAFETY: as in `uses`.
-            assert!(unsafe { world.request(pages(0, 1), Access::WRITE).get() }.is_err());
+            assert!(world.request(pages(0, 1), Access::WRITE).get().is_err());
             world.reads(pages(0, 1))
         });
         let kept = kept.count();
@@ -901,13 +842,11 @@ fn what_seems_harmless_and_is_refused_is_remembered() {
         world.space.unmap(pages(0, 1));
         world.space.map(pages(0, 1), Protection::ReadOnly);
         for page in 9..73 {
-            // SAFETY: as in `uses`.
-            drop(unsafe { world.request(pages(page, 1), Access::READ).once().get() }.unwrap());
+            drop(world.request(pages(page, 1), Access::READ).once().get().unwrap());
         }
     };
     let program = |world: &World| {
-        // SAFETY: as in `uses`.
-        assert!(unsafe { world.request(pages(0, 1), Access::READ_WRITE).get() }.is_err());
+        assert!(world.request(pages(0, 1), Access::READ_WRITE).get().is_err());
     };
     let slow_watch = Costs { watch: |_| 50_000, change: 0, check: 10, ..PLAIN };
     let quick_refusal = Costs { register: quick, watch: |_| 10_000, ..slow_watch };
@@ -939,14 +878,12 @@ fn what_others_were_refused_is_kept_from_its_first_use_where_that_is_free() {
     let room = DeviceConfig { max_pinned_bytes: 4 * PAGE_BYTES as u64, ..DeviceConfig::default() };
     let world = World::with(costs, Config::default(), room);
     for page in 0..4 {
-        // SAFETY: as in `uses`.
-        drop(unsafe { world.request(pages(page, 1), Access::READ).to_keep().get() }.unwrap());
+        drop(world.request(pages(page, 1), Access::READ).to_keep().get().unwrap());
     }
     assert!(world.reads(pages(100, 2)));
     let world = World::new(costs, Keep::WhenItPays);
     world.space.unmap(pages(0, 2));
-    // SAFETY: as in `uses`.
-    assert!(unsafe { world.request(pages(0, 2), Access::READ).get() }.is_err());
+    assert!(world.request(pages(0, 2), Access::READ).get().is_err());
     assert!(world.reads(pages(100, 2)));
 }
 
@@ -957,8 +894,7 @@ fn what_is_never_kept_is_leased_where_doing_without_is_dearer() {
     let costs = UseCosts { per_use: 10_000_000, hit: 10, keeping: 1_000 };
     let access = Access::READ | Access::REMOTE_READ;
     for _ in 0..100 {
-        // SAFETY: as in `uses`.
-        let lease = unsafe { world.request(pages(0, 1), access).get_if_worth(costs) }.unwrap();
+        let lease = world.request(pages(0, 1), access).get_if_worth(costs).unwrap();
         assert!(lease.is_some_and(|lease| !lease.is_cached()));
     }
 }
@@ -971,8 +907,7 @@ fn what_is_another_range_when_it_is_tried_again_is_not_bought_for_ever() {
     let costs = Costs { watch: |_| 50_000, change: 5_000, check: 10, ..PLAIN };
     let config = Config { max_bytes: 24 * PAGE_BYTES, ..Config::default() };
     let program = |world: &World| {
-        // SAFETY: as in `uses`; what changes there is reported.
-        drop(unsafe { world.request(pages(64, 16), Access::READ).vouched().get() }.unwrap());
+        drop(world.request(pages(64, 16), Access::READ).vouched().get().unwrap());
         IS_REGISTERED.set(false);
         STAYS.set(true);
         world.reads(pages(0, 1));
@@ -997,8 +932,7 @@ fn reads_kept_beside(costs: Costs, refused: impl Fn(&World)) -> usize {
 }
 
 fn refuses(world: &World, access: Access) {
-    // SAFETY: as in `uses`.
-    assert!(unsafe { world.request(pages(0, 1), access).get() }.is_err());
+    assert!(world.request(pages(0, 1), access).get().is_err());
 }
 
 /// Two rights that are refused in turn, beside a third that could be kept.
@@ -1021,8 +955,7 @@ fn what_is_refused_at_a_lower_price_keeps_nothing_else_from_being_kept() {
         let own = UseCosts { per_use: 1_500, hit: 10, keeping };
         let costs = Costs { check: 10, ..PLAIN };
         let kept = reads_kept_beside(costs, |world| {
-            // SAFETY: as in `uses`.
-            _ = unsafe { world.request(pages(0, 1), Access::WRITE).get_if_worth(own) };
+            _ = world.request(pages(0, 1), Access::WRITE).get_if_worth(own);
         });
         assert!(kept > 800, "{kept}, {keeping}");
     }
@@ -1064,8 +997,7 @@ fn what_counts_more_than_there_is_room_for_is_tried_seldom_whatever_others_paid(
         let world = World::with(costs, config, DeviceConfig::default());
         let dear = UseCosts { per_use: 1_000, hit: 10, keeping: 1_000_000 };
         for page in 0..others {
-            // SAFETY: as in `uses`.
-            let lease = unsafe { world.request(pages(page, 1), Access::READ).get_if_worth(dear) };
+            let lease = world.request(pages(page, 1), Access::READ).get_if_worth(dear);
             assert!(lease.unwrap().is_none());
         }
         assert_eq!(gets_refused(&world), 0, "{others}");
@@ -1081,10 +1013,8 @@ fn what_is_refused_is_given_up_by_those_who_can_do_without() {
     world.space.unmap(pages(0, 1));
     world.space.map(pages(0, 1), Protection::ReadOnly);
     let costs = UseCosts { per_use: 100_000, hit: 10, keeping: 105_000 };
-    let failed = (0..1_000).filter(|_| {
-        // SAFETY: as in `uses`.
-        unsafe { world.request(pages(0, 1), Access::READ_WRITE).get_if_worth(costs) }.is_err()
-    });
+    let failed = (0..1_000)
+        .filter(|_| world.request(pages(0, 1), Access::READ_WRITE).get_if_worth(costs).is_err());
     let failed = failed.count();
     assert!((1..=130).contains(&failed), "{failed}");
 }
@@ -1135,8 +1065,7 @@ fn buffers_that_are_used_once_hide_nothing_that_was_refused() {
             for long in (0..4).map(|long| pages(16 * long, 16)) {
                 IS_FULL.set(true);
                 if writes {
-                    // SAFETY: as in `uses`.
-                    assert!(unsafe { world.request(long, Access::WRITE).get() }.is_err());
+                    assert!(world.request(long, Access::WRITE).get().is_err());
                 }
                 IS_FULL.set(false);
                 world.reads(long);
@@ -1168,8 +1097,7 @@ fn what_was_bought_alone_is_judged_when_more_rights_take_its_place() {
         cost_in(&world, |world| {
             (0..300).for_each(|_| _ = world.reads(pages(0, 1)));
             let more = world.request(pages(0, 1), Access::READ_WRITE);
-            // SAFETY: as in `uses`.
-            drop(unsafe { more.to_keep().get() }.unwrap());
+            drop(more.to_keep().get().unwrap());
             world.changes(pages(0, 1));
         })
     };
@@ -1187,8 +1115,7 @@ fn what_was_bought_is_judged_when_rights_with_their_own_account_take_its_place()
             world.space.map(pages(0, 1), protection);
             world.cache.reclaim();
         };
-        // SAFETY: as in `uses`.
-        let write = || unsafe { world.request(pages(0, 1), Access::READ_WRITE).get() };
+        let write = || world.request(pages(0, 1), Access::READ_WRITE).get();
         remap(Protection::ReadOnly);
         (0..100).for_each(|_| _ = world.reads(pages(0, 1)));
         (0..100).for_each(|_| assert!(write().is_err()));
@@ -1223,8 +1150,7 @@ fn what_is_narrowed_for_those_who_can_do_without_is_kept_in_each_life_that_pays(
             let costs = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
             for _ in 0..300 {
                 let request = world.request(pages(0, 1), Access::READ);
-                // SAFETY: as in `uses`.
-                if unsafe { request.get_if_worth(costs) }.unwrap().is_none() {
+                if request.get_if_worth(costs).unwrap().is_none() {
                     spend(costs.per_use);
                 }
             }
@@ -1258,8 +1184,7 @@ fn what_could_not_be_had_once_is_judged_by_the_range_that_was_paid_for() {
     let world = World::new(costs, Keep::WhenItPays);
     let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
     let uses = |world: &World| {
-        // SAFETY: as in `uses`.
-        let lease = unsafe { world.request(pages(0, 1), Access::READ).get_if_worth(own) }.unwrap();
+        let lease = world.request(pages(0, 1), Access::READ).get_if_worth(own).unwrap();
         if lease.is_none() {
             spend(own.per_use);
         }
@@ -1290,8 +1215,7 @@ fn what_cannot_be_had_around_the_bytes_is_tried_ever_more_seldom() {
     let bill = cost_in(&world, |world| {
         let own = UseCosts { per_use: 2_500, hit: 10, keeping: 2_600 };
         let request = world.request(pages(0, 1), Access::READ);
-        // SAFETY: as in `uses`.
-        if unsafe { request.get_if_worth(own) }.unwrap().is_none() {
+        if request.get_if_worth(own).unwrap().is_none() {
             spend(own.per_use);
         }
         world.changes(pages(0, 1));
@@ -1306,8 +1230,7 @@ fn what_is_kept_and_about_to_be_evicted_costs_no_copy() {
     let costs = Costs { check: 10, ..PLAIN };
     let world = World::with(costs, config, DeviceConfig::default());
     let keep = |range| {
-        // SAFETY: as in `uses`.
-        drop(unsafe { world.request(range, Access::READ).to_keep().get() }.unwrap());
+        drop(world.request(range, Access::READ).to_keep().get().unwrap());
     };
     let dear = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
     let mut paid = 0;
@@ -1316,11 +1239,9 @@ fn what_is_kept_and_about_to_be_evicted_costs_no_copy() {
         keep(pages(1_000 + 100 * (cycle % 30), 80));
         for target in 0..64 {
             let request = || world.request(pages(4 * target, 1), Access::READ);
-            // SAFETY: as in `uses`.
-            let lease = unsafe { request().get_if_worth(dear) }.unwrap();
+            let lease = request().get_if_worth(dear).unwrap();
             let before = world.cache.statistics().registrations;
-            // SAFETY: as in `uses`.
-            drop(unsafe { request().once().get() }.unwrap());
+            drop(request().once().get().unwrap());
             let is_there = world.cache.statistics().registrations == before;
             paid += usize::from(is_there && lease.is_none());
         }
@@ -1337,16 +1258,14 @@ fn what_other_rights_paid_is_not_lost_when_the_device_makes_room() {
         let costs = Costs { check: 10, ..PLAIN };
         let world = World::with(costs, Config::default(), room);
         let held = (0..1_000).find_map(|_| {
-            // SAFETY: as in `uses`.
-            let lease = unsafe { world.request(pages(0, 1), Access::READ).get() }.unwrap();
+            let lease = world.request(pages(0, 1), Access::READ).get().unwrap();
             lease.is_cached().then_some(lease)
         });
         assert!(held.is_some());
         (0..2_000).position(|number| {
             if is_filled && number % 28 == 0 {
                 let other = world.request(pages(9, 1), Access::READ).to_keep();
-                // SAFETY: as in `uses`.
-                drop(unsafe { other.get() }.unwrap());
+                drop(other.get().unwrap());
             }
             world.uses(pages(0, 1), Access::WRITE)
         })
@@ -1366,8 +1285,7 @@ fn what_could_not_be_had_once_is_had_as_a_whole_again() {
         let world = World::with(costs, config, DeviceConfig::default());
         let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
         let uses = |page| {
-            // SAFETY: as in `uses`.
-            let lease = unsafe { world.request(pages(page, 1), Access::READ).get_if_worth(own) };
+            let lease = world.request(pages(page, 1), Access::READ).get_if_worth(own);
             if !matches!(lease, Ok(Some(_))) {
                 spend(own.per_use);
             }
@@ -1376,8 +1294,7 @@ fn what_could_not_be_had_once_is_had_as_a_whole_again() {
         if is_refused {
             let all = (0..BLOCKS).map(|block| {
                 let request = world.request(pages(1_600 + 16 * block, 16), Access::READ);
-                // SAFETY: as in `uses`.
-                unsafe { request.once().get() }.unwrap()
+                request.once().get().unwrap()
             });
             let held: Vec<_> = all.collect();
             assert!((0..100).any(|_| !uses(0)));
@@ -1433,8 +1350,7 @@ fn what_is_refused_at_each_use_is_tried_ever_more_seldom_whatever_was_before() {
         let costs = Costs { register, watch: |_| 10_000, change: 0, check: 10, ..PLAIN };
         let world = World::new(costs, keep);
         for page in 9..73 {
-            // SAFETY: as in `uses`.
-            drop(unsafe { world.request(pages(page, 1), Access::READ).once().get() }.unwrap());
+            drop(world.request(pages(page, 1), Access::READ).once().get().unwrap());
         }
         let remap = |protection| {
             world.space.unmap(pages(0, 1));
@@ -1443,21 +1359,17 @@ fn what_is_refused_at_each_use_is_tried_ever_more_seldom_whatever_was_before() {
         };
         let write = || world.request(pages(0, 1), Access::READ_WRITE);
         remap(Protection::ReadOnly);
-        // SAFETY: as in `uses`.
-        assert!(unsafe { write().get() }.is_err());
+        assert!(write().get().is_err());
         remap(Protection::ReadWrite);
-        // SAFETY: as in `uses`.
-        (0..300).for_each(|_| drop(unsafe { write().get() }.unwrap()));
+        (0..300).for_each(|_| drop(write().get().unwrap()));
         remap(Protection::ReadWrite);
         let dear = UseCosts { per_use: 10_000, hit: 10, keeping: 40_000 };
-        // SAFETY: as in `uses`.
-        drop(unsafe { write().get_if_worth(dear) }.unwrap());
+        drop(write().get_if_worth(dear).unwrap());
         remap(Protection::ReadOnly);
         IS_FULL.set(true);
         let before = world.bill();
         for _ in 0..10_000 {
-            // SAFETY: as in `uses`.
-            assert!(unsafe { write().get() }.is_err());
+            assert!(write().get().is_err());
         }
         IS_FULL.set(false);
         world.bill() - before
@@ -1472,8 +1384,7 @@ fn nothing_is_had_where_to_do_without_is_cheaper_than_a_hit() {
     let costs = UseCosts { per_use: 40, hit: 1_000_000, keeping: 5 };
     for access in [Access::READ, Access::READ | Access::REMOTE_READ] {
         for _ in 0..100 {
-            // SAFETY: as in `uses`.
-            let lease = unsafe { world.request(pages(0, 1), access).get_if_worth(costs) };
+            let lease = world.request(pages(0, 1), access).get_if_worth(costs);
             assert!(lease.unwrap().is_none(), "{access:?}");
         }
     }
@@ -1490,15 +1401,13 @@ fn what_is_kept_because_that_is_harmless_spends_nothing() {
             if is_harmless {
                 let own = UseCosts { per_use: 100_000, hit: 10, keeping: 1_000 };
                 let request = world.request(pages(0, 1), Access::WRITE);
-                // SAFETY: as in `uses`.
-                drop(unsafe { request.get_if_worth(own) }.unwrap());
+                drop(request.get_if_worth(own).unwrap());
             }
             // What is read stays, and the others are evicted.
             for other in 0..6 {
                 world.reads(pages(0, 1));
                 let other = pages(9 + (number * 6 + other) % 1_000, 1);
-                // SAFETY: as in `uses`.
-                drop(unsafe { world.request(other, Access::READ).to_keep().get() }.unwrap());
+                drop(world.request(other, Access::READ).to_keep().get().unwrap());
                 assert!(world.reads(pages(0, 1)));
             }
             (0..20).filter(|_| !world.uses(pages(0, 1), Access::READ_WRITE)).count()
@@ -1520,8 +1429,7 @@ fn what_was_paid_is_spent_by_other_rights_once() {
         for other in 0..6 {
             assert!(world.reads(pages(0, 1)));
             let other = pages(9 + turn * 6 + other, 1);
-            // SAFETY: as in `uses`.
-            drop(unsafe { world.request(other, Access::READ).to_keep().get() }.unwrap());
+            drop(world.request(other, Access::READ).to_keep().get().unwrap());
         }
         uses.unwrap()
     };
@@ -1569,8 +1477,7 @@ fn what_was_had_as_a_whole_since_is_not_bought_in_parts() {
     let world = World::new(costs, Keep::WhenItPays);
     let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
     let uses = |page| {
-        // SAFETY: as in `uses`.
-        let lease = unsafe { world.request(pages(page, 1), Access::READ).get_if_worth(own) };
+        let lease = world.request(pages(page, 1), Access::READ).get_if_worth(own);
         lease.unwrap().map(|lease| lease.registered().len() / PAGE_BYTES)
     };
     world.space.unmap(pages(15, 1));
@@ -1595,8 +1502,7 @@ fn what_is_suspended_buys_no_parts() {
         world.space.unmap(pages(3, 1));
         let own = UseCosts { per_use: 1_500, hit: 10, keeping: 42_500 };
         let uses = || {
-            // SAFETY: as in `uses`.
-            let lease = unsafe { world.request(pages(0, 1), Access::READ).get_if_worth(own) };
+            let lease = world.request(pages(0, 1), Access::READ).get_if_worth(own);
             if matches!(lease, Ok(None)) {
                 spend(own.per_use);
             }
@@ -1743,8 +1649,7 @@ fn who_pays_more_to_do_without_buys_parts_no_longer_than_others() {
         world.space.unmap(pages(15, 1));
         let first = UseCosts { per_use: dear, ..OWN };
         let use_once = || {
-            // SAFETY: as in `uses`.
-            let lease = unsafe { world.request(pages(0, 1), Access::READ).get_if_worth(first) };
+            let lease = world.request(pages(0, 1), Access::READ).get_if_worth(first);
             lease.unwrap().is_some()
         };
         assert!((0..40).any(|_| use_once()));
@@ -1770,8 +1675,7 @@ fn what_is_bought_behind_a_suspension_is_paid_for() {
     for _ in 0..200 {
         let [first, _beside] = [0, 15].map(suspend);
         let uses = || {
-            // SAFETY: as in `uses`.
-            let lease = unsafe { world.request(pages(0, 1), Access::READ).get_if_worth(OWN) };
+            let lease = world.request(pages(0, 1), Access::READ).get_if_worth(OWN);
             lease.unwrap().is_some_and(|lease| lease.is_cached())
         };
         let is_kept = std::thread::scope(|scope| {
@@ -1795,8 +1699,7 @@ fn what_is_refused_is_told_seldom_at_any_price() {
         world.space.map(pages(0, 1), Protection::ReadOnly);
         let costs = UseCosts { per_use: 2_500, hit: 10, keeping };
         let request = || world.request(pages(0, 1), Access::READ_WRITE);
-        // SAFETY: as in `uses`.
-        (0..1_000).filter(|_| unsafe { request().get_if_worth(costs) }.is_err()).count()
+        (0..1_000).filter(|_| request().get_if_worth(costs).is_err()).count()
     });
     assert!(failed.iter().all(|&it| it <= 130), "{failed:?} of 1000 fail");
 }
@@ -1828,8 +1731,7 @@ fn what_is_refused_is_not_tried_by_each_thread_that_asks_meanwhile() {
         let uses = || {
             for _ in 0..USES / threads {
                 let request = world.request(pages(0, 1), Access::READ_WRITE);
-                // SAFETY: as in `uses`.
-                drop(unsafe { request.get_if_worth(OWN) });
+                drop(request.get_if_worth(OWN));
                 std::thread::sleep(Duration::from_micros(20));
             }
         };

@@ -1,18 +1,18 @@
 //! Code that is not ours panics, or calls back: a registrar at its n-th call, for every n, in every
 //! operation; what a callback captured; what a panic carries.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to call the entry points that take an address, with addresses that
-//! nothing dereferences, and to implement a monitor of memory that never changes.
 
-#![allow(unsafe_code)]
 #![allow(clippy::unwrap_used)] // only tests use it
 
+mod common;
+
+use common::BufferWith;
 use pinfold_core::{
-    Access, Account, AddressRange, Amount, Cache, Change, Clock, Config, Cover, DeregisterError,
-    Exhausted, GetError, Keep, Lease, Lender, Limit, Lost, MappingKind, Monitor, Position, Refusal,
-    RegisterError, Registrar, RegistrarLimits, Replay, Sequence, StableBuffer, UseCosts, Watch,
+    Access, Account, AddressRange, Amount, Cache, Clock, Config, DeregisterError, Exhausted,
+    GetError, Keep, Lease, Lender, Limit, Lost, Monitor, Position, Refusal, RegisterError,
+    RegistrarLimits, Replay, Sequence, UseCosts, Watch,
+};
+use pinfold_sim::{
+    Calm, Fake, FakeDevice, FakeMonitor, Simulated, SimulatedRequest, get_checked, get_simulated,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ use std::time::Duration;
 /// A device that panics at its n-th call. What it registers lives until it is given back, also if the
 /// giving back panics; a registration that panics leaves nothing.
 #[derive(Default)]
-struct Device {
+struct DeviceState {
     live: Mutex<BTreeSet<u64>>,
     /// Given back while it was not live.
     twice: AtomicU64,
@@ -36,20 +36,21 @@ struct Device {
     is_short: bool,
 }
 
-impl Device {
-    /// Registers 8 pages at once.
-    fn short() -> Arc<Self> {
-        Arc::new(Self { is_short: true, ..Self::default() })
-    }
+type Device = Fake<DeviceState>;
 
+/// Registers 8 pages at once.
+fn short_device() -> Arc<Device> {
+    Arc::new(Fake(DeviceState { is_short: true, ..DeviceState::default() }))
+}
+
+impl DeviceState {
     fn call(&self) {
         let call = self.calls.fetch_add(1, SeqCst) + 1;
         assert!(call != self.panics_at.load(SeqCst), "call {call}");
     }
 }
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for Device {
+impl FakeDevice for DeviceState {
     type Handle = u64;
 
     fn limits(&self) -> RegistrarLimits {
@@ -66,14 +67,14 @@ unsafe impl Registrar for Device {
         range
     }
 
-    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u64, RegisterError> {
+    fn register(&self, _: AddressRange, _: Access) -> Result<u64, RegisterError> {
         self.call();
         let handle = self.next.fetch_add(1, SeqCst);
         self.live.lock().unwrap().insert(handle);
         Ok(handle)
     }
 
-    unsafe fn deregister(&self, handle: u64, _: AddressRange) -> Result<(), DeregisterError> {
+    fn deregister(&self, handle: u64, _: AddressRange) -> Result<(), DeregisterError> {
         if !self.live.lock().unwrap().remove(&handle) {
             self.twice.fetch_add(1, SeqCst);
         }
@@ -82,63 +83,18 @@ unsafe impl Registrar for Device {
     }
 }
 
-/// Nothing ever changes.
-struct Calm;
-
-// SAFETY: the simulated memory does not change.
-unsafe impl Monitor for Calm {
-    fn name(&self) -> &'static str {
-        "calm"
-    }
-
-    fn check(&self) -> Result<Sequence, Lost> {
-        Ok(Sequence(2))
-    }
-
-    fn watch(&self, _: AddressRange) -> Watch {
-        Watch::Covered
-    }
-
-    fn change_pending(&self, _: AddressRange) -> bool {
-        false
-    }
-
-    fn replay(&self, _: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
-        Replay { up_to: Position(0, 0), sequence: Sequence(2), complete: true, may_repeat: false }
-    }
-
-    fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-        Cover::Detected
-    }
-
-    fn forked(&self) -> bool {
-        false
-    }
-
-    fn notified(&self) -> u32 {
-        0
-    }
-
-    fn notify(&self) {}
-
-    fn wait(&self, _: u32) {}
-}
-
 /// Reports changes in turn, and panics at its n-th call.
 #[derive(Default)]
-struct Nervous {
+struct NervousState {
     calls: Device,
     changes: Mutex<Vec<AddressRange>>,
     notified: Mutex<u32>,
     event_count: Condvar,
 }
 
-// SAFETY: the simulated memory changes by `change` alone.
-unsafe impl Monitor for Nervous {
-    fn name(&self) -> &'static str {
-        "nervous"
-    }
+type Nervous = Fake<NervousState>;
 
+impl FakeMonitor for NervousState {
     fn check(&self) -> Result<Sequence, Lost> {
         self.calls.call();
         Ok(Sequence(self.changes.lock().unwrap().len() as u64))
@@ -164,10 +120,6 @@ unsafe impl Monitor for Nervous {
             self.calls.call();
         }
         Replay { up_to: Position(end, 0), sequence: Sequence(end), complete, may_repeat: false }
-    }
-
-    fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-        Cover::Detected
     }
 
     fn change_surcharge(&self) -> u64 {
@@ -202,36 +154,35 @@ fn pages(first: usize, count: usize) -> AddressRange {
     AddressRange::new(0x7000_0000 + first * 4096, count * 4096).unwrap()
 }
 
-fn get<R: Registrar, M: Monitor>(cache: &Cache<R, M>, range: AddressRange) -> Lease<'_, R, M> {
-    let start = std::ptr::without_provenance(range.start());
-    // SAFETY: the device touches no memory.
-    unsafe { cache.get(start, range.len(), Access::READ) }.unwrap()
+fn request<R: Simulated, M: Monitor>(
+    cache: &Cache<R, M>,
+    range: AddressRange,
+) -> SimulatedRequest<'_, R, M> {
+    SimulatedRequest::new(cache, range, Access::READ)
 }
 
-fn get_once<R: Registrar, M: Monitor>(cache: &Cache<R, M>, range: AddressRange) -> Lease<'_, R, M> {
-    let start = std::ptr::without_provenance(range.start());
-    // SAFETY: the device touches no memory.
-    unsafe { cache.request(start, range.len(), Access::READ).once().get() }.unwrap()
+fn get<R: Simulated, M: Monitor>(cache: &Cache<R, M>, range: AddressRange) -> Lease<'_, R, M> {
+    get_simulated(cache, range, Access::READ).unwrap()
 }
 
-fn if_cached<R: Registrar, M: Monitor>(
+fn get_once<R: Simulated, M: Monitor>(cache: &Cache<R, M>, range: AddressRange) -> Lease<'_, R, M> {
+    request(cache, range).once().get().unwrap()
+}
+
+fn if_cached<R: Simulated, M: Monitor>(
     cache: &Cache<R, M>,
     range: AddressRange,
 ) -> Option<Lease<'_, R, M>> {
-    let start = std::ptr::without_provenance(range.start());
-    // SAFETY: the device touches no memory.
-    unsafe { cache.request(start, range.len(), Access::READ).get_if_cached() }
+    request(cache, range).get_if_cached()
 }
 
 /// By costs of which some uses make up for keeping.
-fn if_worth<R: Registrar, M: Monitor>(
+fn if_worth<R: Simulated, M: Monitor>(
     cache: &Cache<R, M>,
     range: AddressRange,
 ) -> Option<Lease<'_, R, M>> {
-    let start = std::ptr::without_provenance(range.start());
     let costs = UseCosts { per_use: 1000, hit: 10, keeping: 3000 };
-    // SAFETY: the device touches no memory.
-    unsafe { cache.request(start, range.len(), Access::READ).get_if_worth(costs) }.unwrap()
+    request(cache, range).get_if_worth(costs).unwrap()
 }
 
 /// Runs a step that may panic. Says whether it did not.
@@ -240,7 +191,7 @@ fn runs_through(step: impl FnOnce()) -> bool {
 }
 
 /// Every operation that asks the device for anything, each on its own. Says whether all ran through.
-fn every_operation<R: Registrar, M: Monitor>(cache: &Cache<R, M>, check: &dyn Fn(&str)) -> bool {
+fn every_operation<R: Simulated, M: Monitor>(cache: &Cache<R, M>, check: &dyn Fn(&str)) -> bool {
     let mut all = true;
     let mut step = |name: &str, step: &dyn Fn()| {
         all &= runs_through(step);
@@ -264,9 +215,7 @@ fn every_operation<R: Registrar, M: Monitor>(cache: &Cache<R, M>, check: &dyn Fn
         cache.reclaim();
     });
     step("pieces", &|| {
-        let start = std::ptr::without_provenance(pages(64, 1).start());
-        // SAFETY: the device touches no memory.
-        let pieces = unsafe { cache.request(start, 16 * 4096, Access::READ).pieces() }.unwrap();
+        let pieces = request(cache, pages(64, 16)).pieces().unwrap();
         let _leases: Vec<_> = pieces.map(Result::unwrap).collect();
     });
     step("what is cached and what is not", &|| {
@@ -280,12 +229,10 @@ fn every_operation<R: Registrar, M: Monitor>(cache: &Cache<R, M>, check: &dyn Fn
     step("behind a check", &|| {
         let checked = cache.check().unwrap();
         for page in [53, 54, 53] {
+            drop(get_checked(&checked, pages(page, 1), Access::READ).unwrap());
             let start = std::ptr::without_provenance(pages(page, 1).start());
-            // SAFETY: the device touches no memory.
-            unsafe {
-                drop(checked.get(start, 4096, Access::READ).unwrap());
-                drop(checked.request(start, 4096, Access::READ).once().get().unwrap());
-            }
+            let request = SimulatedRequest(checked.request(start, 4096, Access::READ));
+            drop(request.once().get().unwrap());
         }
     });
     step("a buffer", &|| drop(cache.lease_buffer(vec![0_u8; 3 * 4096]).ok().unwrap()));
@@ -305,14 +252,14 @@ fn every_operation<R: Registrar, M: Monitor>(cache: &Cache<R, M>, check: &dyn Fn
 const KEEPS: [Keep; 3] = [Keep::WhenItPays, Keep::Always, Keep::Never];
 
 /// For every n, until the device is asked less often than that.
-fn panics_at_every_call<R: Registrar>(keep: Keep, make: impl Fn(&Arc<Device>) -> R, devices: u64) {
-    let make = |device: &Arc<Device>, config| Cache::new(make(device), Calm, config).unwrap();
+fn panics_at_every_call<R: Simulated>(keep: Keep, make: impl Fn(&Arc<Device>) -> R, devices: u64) {
+    let make = |device: &Arc<Device>, config| Cache::new(make(device), Fake(Calm), config).unwrap();
     panics_at_every_call_of(keep, make, devices);
 }
 
-fn panics_at_every_call_of<R: Registrar>(
+fn panics_at_every_call_of<R: Simulated>(
     keep: Keep,
-    make: impl Fn(&Arc<Device>, Config) -> Cache<R, Calm>,
+    make: impl Fn(&Arc<Device>, Config) -> Cache<R, Fake<Calm>>,
     devices: u64,
 ) {
     let config = Config { max_regions: 8, piece_bytes: 4 * 4096, keep, ..Config::default() };
@@ -321,12 +268,12 @@ fn panics_at_every_call_of<R: Registrar>(
 }
 
 /// Whether there was such a call.
-fn panics_at_call<R: Registrar>(
+fn panics_at_call<R: Simulated>(
     n: usize,
-    make: impl Fn(&Arc<Device>) -> Cache<R, Calm>,
+    make: impl Fn(&Arc<Device>) -> Cache<R, Fake<Calm>>,
     devices: u64,
 ) -> bool {
-    let device = Device::short();
+    let device = short_device();
     device.panics_at.store(n, SeqCst);
     let cache = make(&device);
     let keep = cache.config().keep;
@@ -569,7 +516,7 @@ impl Drop for Purse {
 fn an_account_may_panic_at_any_call() {
     let make = |device: &Arc<Device>, config| {
         let purse = Purse { calls: Arc::clone(device), taken: Mutex::default() };
-        Cache::with_account(Arc::clone(device), Calm, config, Arc::new(purse)).unwrap()
+        Cache::with_account(Arc::clone(device), Fake(Calm), config, Arc::new(purse)).unwrap()
     };
     KEEPS.into_iter().for_each(|keep| panics_at_every_call_of(keep, make, 1));
 }
@@ -606,7 +553,7 @@ fn a_clock_may_panic_at_any_reading() {
         let device = Arc::new(Device::default());
         let clock = Some(Clock::new(read_clock));
         let config = Config { max_regions: 8, piece_bytes: 4 * 4096, clock, ..Config::default() };
-        let cache = Cache::new(Arc::clone(&device), Calm, config).unwrap();
+        let cache = Cache::new(Arc::clone(&device), Fake(Calm), config).unwrap();
         let check = |name: &str| {
             let live = device.live.lock().unwrap().len();
             assert_eq!(live as u64, cache.statistics().regions, "reading {n}: {name}");
@@ -624,14 +571,14 @@ fn a_clock_may_panic_at_any_reading() {
     CLOCK.set(None);
 }
 
-static TIMED: OnceLock<Cache<Arc<Device>, Calm>> = OnceLock::new();
+static TIMED: OnceLock<Cache<Arc<Device>, Fake<Calm>>> = OnceLock::new();
 
 /// It is read with no lock held.
 #[test]
 fn a_clock_may_use_the_cache() {
     let clock = Some(Clock::new(read_clock));
     let config = Config { max_regions: 8, clock, ..Config::default() };
-    TIMED.set(Cache::new(Arc::default(), Calm, config).unwrap()).ok().unwrap();
+    TIMED.set(Cache::new(Arc::default(), Fake(Calm), config).unwrap()).ok().unwrap();
     let cache = TIMED.get().unwrap();
     CLOCK.set(Some(Box::new(|_| {
         drop(get(TIMED.get().unwrap(), pages(90, 1)));
@@ -650,8 +597,8 @@ impl Drop for Bomb {
     }
 }
 
-fn cache() -> Cache<Arc<Device>, Calm> {
-    Cache::new(Arc::default(), Calm, Config::default()).unwrap()
+fn cache() -> Cache<Arc<Device>, Fake<Calm>> {
+    Cache::new(Arc::default(), Fake(Calm), Config::default()).unwrap()
 }
 
 /// A callback whose captures panic when they are dropped ends with its lease, and the lease ends.
@@ -711,28 +658,25 @@ fn what_a_panic_carries_may_panic() {
 /// A registrar whose `deregister` asks the cache for room.
 struct Reentering(Device);
 
-static REENTERED: OnceLock<Cache<Reentering, Calm>> = OnceLock::new();
+static REENTERED: OnceLock<Cache<Fake<Reentering>, Fake<Calm>>> = OnceLock::new();
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for Reentering {
+impl FakeDevice for Reentering {
     type Handle = u64;
 
     fn limits(&self) -> RegistrarLimits {
         self.0.limits()
     }
 
-    unsafe fn register(&self, range: AddressRange, access: Access) -> Result<u64, RegisterError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.register(range, access) }
+    fn register(&self, range: AddressRange, access: Access) -> Result<u64, RegisterError> {
+        self.0.register(range, access)
     }
 
-    unsafe fn deregister(&self, handle: u64, range: AddressRange) -> Result<(), DeregisterError> {
+    fn deregister(&self, handle: u64, range: AddressRange) -> Result<(), DeregisterError> {
         let cache = REENTERED.get().unwrap();
         cache.evict_idle();
         cache.evict_idle_in(range);
         cache.reclaim();
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.0.deregister(handle, range) }
+        self.0.deregister(handle, range)
     }
 }
 
@@ -740,15 +684,16 @@ unsafe impl Registrar for Reentering {
 #[test]
 fn a_deregistration_may_ask_for_evictions() {
     let config = Config { max_regions: 4, ..Config::default() };
-    REENTERED.set(Cache::new(Reentering(Device::default()), Calm, config).unwrap()).ok().unwrap();
+    REENTERED
+        .set(Cache::new(Fake(Reentering(Device::default())), Fake(Calm), config).unwrap())
+        .ok()
+        .unwrap();
     let cache = REENTERED.get().unwrap();
     std::thread::scope(|scope| {
         for thread in 0..2 {
             scope.spawn(move || {
                 for page in 0..40 {
-                    let start = std::ptr::without_provenance(pages(100 * thread + page, 1).start());
-                    // SAFETY: the device touches no memory.
-                    drop(unsafe { cache.get(start, 4096, Access::READ) });
+                    drop(get_simulated(cache, pages(100 * thread + page, 1), Access::READ));
                     cache.evict_idle();
                 }
             });
@@ -756,43 +701,38 @@ fn a_deregistration_may_ask_for_evictions() {
     });
     cache.evict_idle();
     assert_eq!(cache.statistics().regions, 0);
-    assert!(cache.registrar().0.live.lock().unwrap().is_empty());
+    assert!(cache.registrar().0.0.live.lock().unwrap().is_empty());
 }
 
 /// A registrar whose `register` asks for the bytes that it registers.
 struct AsksForItself(Device);
 
-static ASKS: OnceLock<Cache<AsksForItself, Calm>> = OnceLock::new();
+static ASKS: OnceLock<Cache<Fake<AsksForItself>, Fake<Calm>>> = OnceLock::new();
 static ANSWERS: Mutex<Vec<Option<GetError>>> = Mutex::new(Vec::new());
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for AsksForItself {
+impl FakeDevice for AsksForItself {
     type Handle = u64;
 
     fn limits(&self) -> RegistrarLimits {
         self.0.limits()
     }
 
-    unsafe fn register(&self, range: AddressRange, access: Access) -> Result<u64, RegisterError> {
-        let start = std::ptr::without_provenance(range.start());
-        // SAFETY: the device touches no memory.
-        let asked = unsafe { ASKS.get().unwrap().get(start, range.len(), access) };
+    fn register(&self, range: AddressRange, access: Access) -> Result<u64, RegisterError> {
+        let asked = get_simulated(ASKS.get().unwrap(), range, access);
         ANSWERS.lock().unwrap().push(asked.err());
-        // SAFETY: the caller's promise.
-        unsafe { self.0.register(range, access) }
+        self.0.register(range, access)
     }
 
-    unsafe fn deregister(&self, handle: u64, range: AddressRange) -> Result<(), DeregisterError> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.0.deregister(handle, range) }
+    fn deregister(&self, handle: u64, range: AddressRange) -> Result<(), DeregisterError> {
+        self.0.deregister(handle, range)
     }
 }
 
 /// It would wait for its own end.
 #[test]
 fn a_registrar_that_asks_for_what_it_registers_is_refused() {
-    let asks = AsksForItself(Device::default());
-    ASKS.set(Cache::new(asks, Calm, Config::keeping_all()).unwrap()).ok().unwrap();
+    let asks = Fake(AsksForItself(Device::default()));
+    ASKS.set(Cache::new(asks, Fake(Calm), Config::keeping_all()).unwrap()).ok().unwrap();
     let cache = ASKS.get().unwrap();
     drop(get(cache, pages(3, 2)));
     let refused = GetError::AwaitsItself { range: pages(3, 2) };
@@ -834,8 +774,7 @@ impl Drop for Part {
 
 struct LoudDevice(Device, Part);
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for LoudDevice {
+impl FakeDevice for LoudDevice {
     type Handle = u64;
 
     fn limits(&self) -> RegistrarLimits {
@@ -843,15 +782,13 @@ unsafe impl Registrar for LoudDevice {
         self.0.limits()
     }
 
-    unsafe fn register(&self, range: AddressRange, access: Access) -> Result<u64, RegisterError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.register(range, access) }
+    fn register(&self, range: AddressRange, access: Access) -> Result<u64, RegisterError> {
+        self.0.register(range, access)
     }
 
-    unsafe fn deregister(&self, handle: u64, range: AddressRange) -> Result<(), DeregisterError> {
+    fn deregister(&self, handle: u64, range: AddressRange) -> Result<(), DeregisterError> {
         self.1.panics.at(Panics::DEREGISTRATION);
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.0.deregister(handle, range) }
+        self.0.deregister(handle, range)
     }
 }
 
@@ -859,44 +796,7 @@ struct LoudMonitor {
     _part: Part,
 }
 
-// SAFETY: as for `Calm`.
-unsafe impl Monitor for LoudMonitor {
-    fn name(&self) -> &'static str {
-        "loud"
-    }
-
-    fn check(&self) -> Result<Sequence, Lost> {
-        Calm.check()
-    }
-
-    fn watch(&self, range: AddressRange) -> Watch {
-        Calm.watch(range)
-    }
-
-    fn change_pending(&self, range: AddressRange) -> bool {
-        Calm.change_pending(range)
-    }
-
-    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
-        Calm.replay(from, visit)
-    }
-
-    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
-        Calm.coverage(mapping, change)
-    }
-
-    fn forked(&self) -> bool {
-        false
-    }
-
-    fn notified(&self) -> u32 {
-        0
-    }
-
-    fn notify(&self) {}
-
-    fn wait(&self, _: u32) {}
-}
+impl FakeMonitor for LoudMonitor {}
 
 struct LoudAccount(Part);
 
@@ -934,12 +834,11 @@ fn a_cache_whose_budget_always_panics_ends_and_gives_all_back() {
     let budget =
         Arc::new(LoudAccount(Part { ended: Arc::default(), panics, place: Panics::ACCOUNT }));
     let config = Config::keeping_all();
-    let cache = Cache::with_account(Arc::clone(&device), Calm, config, budget).unwrap();
+    let cache = Cache::with_account(Arc::clone(&device), Fake(Calm), config, budget).unwrap();
     for page in 1..=400_usize {
-        let start = std::ptr::without_provenance(page << 12);
+        let range = AddressRange::new(page << 12, 4096).unwrap();
         let leased = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: the device touches no memory.
-            drop(unsafe { cache.get(start, 4096, Access::READ) });
+            drop(get_simulated(&cache, range, Access::READ));
         }));
         assert!(leased.is_err(), "the budget was not asked");
     }
@@ -954,13 +853,14 @@ fn loud_cache(
     panics: Panics,
     ended: &Arc<AtomicUsize>,
     config: Config,
-) -> Result<Cache<LoudDevice, LoudMonitor>, String> {
+) -> Result<Cache<Fake<LoudDevice>, Fake<LoudMonitor>>, String> {
     let part = |place| Part { ended: Arc::clone(ended), panics, place };
     let device = LoudDevice(Device::default(), part(Panics::REGISTRAR));
     device.0.panics_at.store(usize::from(panics.0 & 32 != 0), SeqCst);
     let (monitor, account) =
         (LoudMonitor { _part: part(Panics::MONITOR) }, LoudAccount(part(Panics::ACCOUNT)));
-    Cache::with_account(device, monitor, config, Arc::new(account)).map_err(|e| e.to_string())
+    Cache::with_account(Fake(device), Fake(monitor), config, Arc::new(account))
+        .map_err(|e| e.to_string())
 }
 
 /// Whatever panics as a cache goes, every part of it ends, once, and one panic goes on; also where a panic is on its
@@ -994,21 +894,6 @@ fn all_of_a_cache_may_panic_where_none_comes_about() {
     }
 }
 
-/// A buffer whose destructor panics.
-struct LoudBuffer {
-    bytes: Vec<u8>,
-    _part: Part,
-}
-
-// SAFETY: as for the vector.
-unsafe impl StableBuffer for LoudBuffer {
-    const ACCESS: Access = Access::READ;
-
-    fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
 /// A leased buffer and its registrar both panic as the lease ends; the buffer is freed.
 #[test]
 fn a_leased_buffer_may_panic_as_its_registrar_does() {
@@ -1018,7 +903,7 @@ fn a_leased_buffer_may_panic_as_its_registrar_does() {
     let cache = loud_cache(panics, &ended, config).unwrap();
     let buffer = || {
         let part = Part { ended: Arc::clone(&ended), panics, place: Panics::REGISTRAR };
-        LoudBuffer { bytes: vec![7; 3 * 4096], _part: part }
+        BufferWith { bytes: vec![7; 3 * 4096], _companion: part }
     };
     assert!(!runs_through(|| drop(cache.lease_buffer(buffer()).ok().unwrap())));
     assert!(!runs_through(|| drop(cache.lease_buffer(buffer()).ok().unwrap().into_inner())));
@@ -1029,7 +914,7 @@ fn a_leased_buffer_may_panic_as_its_registrar_does() {
 /// Is asked a long time after each change, and sees whether the cache's lock is free meanwhile.
 #[derive(Default)]
 struct Patient {
-    cache: OnceLock<Weak<Cache<Device, Patient>>>,
+    cache: OnceLock<Weak<Cache<Device, Fake<Patient>>>>,
     asked: AtomicU64,
     locked_out: AtomicU64,
 }
@@ -1051,24 +936,11 @@ impl Patient {
     }
 }
 
-// SAFETY: the simulated memory does not change.
-unsafe impl Monitor for Patient {
-    fn name(&self) -> &'static str {
-        "patient"
-    }
-
+impl FakeMonitor for Patient {
     /// Each time something else has changed.
     fn check(&self) -> Result<Sequence, Lost> {
         self.look();
         Ok(Sequence(1 + self.asked.fetch_add(1, SeqCst)))
-    }
-
-    fn watch(&self, range: AddressRange) -> Watch {
-        Calm.watch(range)
-    }
-
-    fn change_pending(&self, range: AddressRange) -> bool {
-        Calm.change_pending(range)
     }
 
     fn replay(&self, _: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
@@ -1080,28 +952,13 @@ unsafe impl Monitor for Patient {
             may_repeat: false,
         }
     }
-
-    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
-        Calm.coverage(mapping, change)
-    }
-
-    fn forked(&self) -> bool {
-        false
-    }
-
-    fn notified(&self) -> u32 {
-        0
-    }
-
-    fn notify(&self) {}
-
-    fn wait(&self, _: u32) {}
 }
 
 /// A monitor may wait for its own thread, as long as changes follow each other.
 #[test]
 fn no_lock_is_held_while_the_monitor_is_asked() {
-    let cache = Cache::new(Device::default(), Patient::default(), Config::keeping_all()).unwrap();
+    let cache =
+        Cache::new(Device::default(), Fake(Patient::default()), Config::keeping_all()).unwrap();
     let cache = Arc::new(cache);
     cache.monitor().cache.set(Arc::downgrade(&cache)).unwrap();
     let steps: [(&str, &dyn Fn()); 7] = [
@@ -1128,49 +985,22 @@ struct Counting {
     is_lost: AtomicBool,
 }
 
-// SAFETY: the simulated memory does not change.
-unsafe impl Monitor for Counting {
-    fn name(&self) -> &'static str {
-        "counting"
-    }
-
+impl FakeMonitor for Counting {
     fn check(&self) -> Result<Sequence, Lost> {
         if self.is_lost.load(SeqCst) { Err(Lost::Descriptor { errno: 9 }) } else { Calm.check() }
-    }
-
-    fn watch(&self, range: AddressRange) -> Watch {
-        Calm.watch(range)
-    }
-
-    fn change_pending(&self, range: AddressRange) -> bool {
-        Calm.change_pending(range)
     }
 
     fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
         Replay { complete: !self.is_lost.load(SeqCst), ..Calm.replay(from, visit) }
     }
 
-    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
-        Calm.coverage(mapping, change)
-    }
-
-    fn forked(&self) -> bool {
-        false
-    }
-
-    fn notified(&self) -> u32 {
-        0
-    }
-
     fn notify(&self) {
         self.notified.fetch_add(1, SeqCst);
     }
-
-    fn wait(&self, _: u32) {}
 }
 
-fn counting() -> Cache<Device, Counting> {
-    Cache::new(Device::default(), Counting::default(), Config::keeping_all()).unwrap()
+fn counting() -> Cache<Device, Fake<Counting>> {
+    Cache::new(Device::default(), Fake(Counting::default()), Config::keeping_all()).unwrap()
 }
 
 /// Its log says so for ever, and that is no news.

@@ -2,21 +2,17 @@
 //! parent's device nor its parent's account, and is given no lease.
 //!
 //! The fork is played: the monitor says from then on that this is a child.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to call the entry points that take an address, with addresses that nothing
-//! dereferences, and to implement the traits on whose promise memory depends.
 
 #![cfg(not(shuttle))]
-#![allow(unsafe_code)]
 #![allow(clippy::unwrap_used)] // only tests use it
 
 use pinfold_core::{
-    Access, Account, AddressRange, Amount, Cache, Change, Config, ConnectionLost, Cover,
-    DeregisterError, Exhausted, GetError, Keep, Lender, Limit, Lost, MappingKind, Monitor, OnDrop,
-    Position, Refusal, RegisterError, Registrar, RegistrarLimits, Renewed, Replay, Sequence,
-    Suspend, SuspensionTerms, Transfers, Unsupported, UseCosts, Watch,
+    Access, Account, AddressRange, Amount, Cache, Config, ConnectionLost, DeregisterError,
+    Exhausted, GetError, Keep, Lender, Limit, Lost, OnDrop, Position, Refusal, RegisterError,
+    Renewed, Replay, Sequence, SuspensionTerms, Transfers, Unsupported, UseCosts, Watch,
+};
+use pinfold_sim::{
+    Fake, FakeDevice, FakeMonitor, FakeSuspend, SimulatedRequest, get_checked, get_simulated,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -103,13 +99,8 @@ impl World {
 
 struct Device(Arc<World>);
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for Device {
+impl FakeDevice for Device {
     type Handle = u32;
-
-    fn limits(&self) -> RegistrarLimits {
-        RegistrarLimits::new(4096, 1 << 30, 1 << 20)
-    }
 
     fn granted(&self, wanted: Access) -> Access {
         self.0.called("granted");
@@ -122,7 +113,7 @@ unsafe impl Registrar for Device {
         AddressRange::new(range.start(), range.len() + more).unwrap()
     }
 
-    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> {
+    fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> {
         self.0.called("register");
         let waits = self.0.waits.lock().unwrap().take();
         if let Some((begun, go_on)) = waits {
@@ -138,7 +129,7 @@ unsafe impl Registrar for Device {
         Ok(0)
     }
 
-    unsafe fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
+    fn deregister(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
         self.0.called("deregister");
         self.0.held.fetch_sub(1, SeqCst);
         Ok(())
@@ -174,8 +165,7 @@ impl Drop for Link {
     }
 }
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Suspend for Device {
+impl FakeSuspend for Device {
     type Connection = Link;
 
     fn now(&self) -> Duration {
@@ -198,7 +188,7 @@ unsafe impl Suspend for Device {
         Ok(Transfers::default())
     }
 
-    unsafe fn withdraw(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
+    fn withdraw(&self, _: u32, _: AddressRange) -> Result<(), DeregisterError> {
         self.0.called("withdraw");
         Ok(())
     }
@@ -208,13 +198,13 @@ unsafe impl Suspend for Device {
         true
     }
 
-    unsafe fn renew(&self, handle: u32, _: AddressRange, _: Access) -> Renewal {
+    fn renew(&self, handle: u32, _: AddressRange, _: Access) -> Renewal {
         self.0.called("renew");
         self.0.registered();
         Ok(Renewed::Changed(handle))
     }
 
-    unsafe fn restart(&self, _: &Link) -> Result<(), ConnectionLost> {
+    fn restart(&self, _: &Link) -> Result<(), ConnectionLost> {
         self.0.called("restart");
         Ok(())
     }
@@ -233,12 +223,7 @@ type Renewal = Result<Renewed<u32>, RegisterError>;
 
 struct Watcher(Arc<World>);
 
-// SAFETY: the simulated memory changes by `change` alone.
-unsafe impl Monitor for Watcher {
-    fn name(&self) -> &'static str {
-        "forking"
-    }
-
+impl FakeMonitor for Watcher {
     fn check(&self) -> Result<Sequence, Lost> {
         if self.0.is_child() {
             return Err(Lost::Forked);
@@ -271,10 +256,6 @@ unsafe impl Monitor for Watcher {
         }
     }
 
-    fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-        Cover::Detected
-    }
-
     fn change_surcharge(&self) -> u64 {
         self.0.asked("change_surcharge");
         0
@@ -284,15 +265,9 @@ unsafe impl Monitor for Watcher {
         self.0.is_child()
     }
 
-    fn notified(&self) -> u32 {
-        0
-    }
-
     fn notify(&self) {
         self.0.asked("notify");
     }
-
-    fn wait(&self, _: u32) {}
 }
 
 /// With so much to grant.
@@ -337,7 +312,7 @@ impl Account for Purse {
     fn attach(&self, _: Weak<dyn Lender>) {}
 }
 
-type TheCache = Cache<Device, Watcher>;
+type TheCache = Cache<Fake<Device>, Fake<Watcher>>;
 
 fn pages(first: usize, count: usize) -> AddressRange {
     AddressRange::new(0x7000_0000 + first * 4096, count * 4096).unwrap()
@@ -346,21 +321,16 @@ fn pages(first: usize, count: usize) -> AddressRange {
 fn get(
     cache: &TheCache,
     page: usize,
-) -> Result<pinfold_core::Lease<'_, Device, Watcher>, GetError> {
-    // SAFETY: the device touches no memory.
-    unsafe { cache.get(start_of(page), 4096, Access::READ) }
-}
-
-fn start_of(page: usize) -> *const u8 {
-    std::ptr::without_provenance(pages(page, 1).start())
+) -> Result<pinfold_core::Lease<'_, Fake<Device>, Fake<Watcher>>, GetError> {
+    get_simulated(cache, pages(page, 1), Access::READ)
 }
 
 fn request(
     cache: &TheCache,
     page: usize,
     access: Access,
-) -> pinfold_core::GetRequest<'_, Device, Watcher> {
-    cache.request(start_of(page), 4096, access)
+) -> SimulatedRequest<'_, Fake<Device>, Fake<Watcher>> {
+    SimulatedRequest::new(cache, pages(page, 1), access)
 }
 
 /// `uses` with a cache of four registrations, in which what is not the cache's forks at every call in turn.
@@ -378,7 +348,8 @@ fn forks_at_every_call_within(
     let mut found = Vec::new();
     for n in 1.. {
         let world = World::forking_at(n);
-        let (device, monitor) = (Device(Arc::clone(&world)), Watcher(Arc::clone(&world)));
+        let (device, monitor) =
+            (Fake(Device(Arc::clone(&world))), Fake(Watcher(Arc::clone(&world))));
         let (keep, cache_remote) = (Keep::Always, true);
         let config = Config { max_regions: 4, keep, cache_remote, ..Config::default() };
         let account = Arc::new(Purse(Arc::clone(&world), granted.into()));
@@ -504,8 +475,7 @@ fn a_child_forked_as_its_account_refuses_what_became_more_calls_no_device_and_no
         let leased = get(cache, 0);
         for page in 1..4 {
             world.collapse();
-            // SAFETY: the device touches no memory.
-            let got = unsafe { request(cache, page, Access::READ).to_keep().get() };
+            let got = request(cache, page, Access::READ).to_keep().get();
             assert_is_refused_if_forked(world, &got.map(drop));
         }
         drop(leased);
@@ -544,7 +514,8 @@ fn get_in_a_child_forked_as_the_reclaimer_is_told(
 fn a_child_forked_inside_a_get_that_is_to_wait_waits_for_nothing() {
     let played = || {
         let world = World::forking_at(0);
-        let (device, monitor) = (Device(Arc::clone(&world)), Watcher(Arc::clone(&world)));
+        let (device, monitor) =
+            (Fake(Device(Arc::clone(&world))), Fake(Watcher(Arc::clone(&world))));
         let config = Config { keep: Keep::Always, ..Config::default() };
         let cache = Arc::new(Cache::new(device, monitor, config).unwrap());
         (world, cache)
@@ -592,8 +563,7 @@ fn a_child_forked_inside_a_get_if_worth_calls_no_device_and_no_account() {
     for access in [Access::READ, Access::REMOTE_READ] {
         forks_at_every_call(20, |cache, world| {
             let get = |page, costs| {
-                // SAFETY: the device touches no memory.
-                let got = unsafe { request(cache, page, access).get_if_worth(costs) };
+                let got = request(cache, page, access).get_if_worth(costs);
                 assert_is_refused_if_forked_behind_its_check(
                     world,
                     &got.as_ref().map(drop).map_err(|&error| error),
@@ -619,20 +589,16 @@ fn a_child_forked_inside_a_get_for_a_peer_calls_no_device_and_no_account() {
     forks_at_every_call(20, |cache, world| {
         let access = Access::REMOTE_READ;
         for page in [0, 1, 0, 1] {
-            // SAFETY: the device touches no memory.
-            let got = unsafe { cache.get(start_of(page), 4096, access) };
+            let got = get_simulated(cache, pages(page, 1), access);
             assert_is_refused_if_forked_behind_its_check(world, &got.map(drop));
-            // SAFETY: as above.
-            let got = unsafe { request(cache, page, access).to_keep().get() };
+            let got = request(cache, page, access).to_keep().get();
             assert_is_refused_if_forked_behind_its_check(world, &got.map(drop));
-            // SAFETY: as above.
-            drop(unsafe { request(cache, page, access).get_if_cached() });
+            drop(request(cache, page, access).get_if_cached());
             let Ok(checked) = cache.check() else { continue };
-            // SAFETY: as above.
-            let got = unsafe { checked.get(start_of(page), 4096, access) };
+            let got = get_checked(&checked, pages(page, 1), access);
             assert_is_refused_if_forked_behind_its_check(world, &got.map(drop));
-            // SAFETY: as above.
-            let got = unsafe { checked.request(start_of(page), 4096, access).once().get() };
+            let start = std::ptr::without_provenance(pages(page, 1).start());
+            let got = SimulatedRequest(checked.request(start, 4096, access)).once().get();
             assert_is_refused_if_forked_behind_its_check(world, &got.map(drop));
         }
     });

@@ -3,29 +3,25 @@
 //! Whether memory was touched is judged by its content: a peer's write lands in the pages that the
 //! device has a translation of, and pages that the program has moved away from belong to another
 //! owner.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to call the cache's method. A simulated address has no memory
-//! behind it, so there is nothing that a device could spoil.
 
-#![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic)] // tests may fail loudly
 
+mod common;
+
+use common::barriers_of_one_thread;
 use pinfold_core::{
-    Access, Account, AddressRange, Amount, Barriers, Cache, Clock, Config, ConnectionLost,
-    DeregisterError, GetError, Gets, Keys, Lease, Leases, Lender, Lost, NotSuspended, Notice,
-    Notices, OnDrop, Outstanding, Refusal as BudgetRefusal, Refused, RegisterError, Registrar,
-    RegistrarLimits, Revocation, Suspend, SuspendProgress, Suspended, Suspending, SuspensionTerms,
-    Transfers, Unsupported, UseCosts, Why,
+    Access, Account, AddressRange, Amount, Cache, Clock, Config, ConnectionLost, DeregisterError,
+    GetError, Gets, Keys, Lease, Leases, Lender, Lost, NotSuspended, Notice, Notices, OnDrop,
+    Outstanding, Refusal as BudgetRefusal, Refused, RegisterError, RegistrarLimits, Revocation,
+    SuspendProgress, Suspended, Suspending, SuspensionTerms, Transfers, Unsupported, UseCosts, Why,
 };
 use pinfold_sim::fabric::{
     CELL_BYTES, ConnectionId, DeviceCall, DevicePanic, Fabric, FabricRegistrar, Key, NicConfig,
     Work, World, stamp,
 };
 use pinfold_sim::{
-    AddressSpace, DeviceConfig, Handle, Moment, PAGE_BYTES, Protection, SimDevice, SimMonitor,
-    SimRegistrar,
+    AddressSpace, DeviceConfig, Fake, FakeDevice, FakeSuspend, Handle, Moment, PAGE_BYTES,
+    Protection, SimDevice, SimMonitor, SimRegistrar, SimulatedRequest, get_simulated,
 };
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -75,16 +71,11 @@ impl Rig {
     }
 
     fn get(&self, range: AddressRange, access: Access) -> Result<RigLease<'_>, GetError> {
-        let start = std::ptr::without_provenance(range.start());
-        // SAFETY: there is no memory behind a simulated address.
-        unsafe { self.cache.get(start, range.len(), access) }
+        get_simulated(&self.cache, range, access)
     }
 
     fn get_by(&self, range: AddressRange, deadline: Instant) -> Result<RigLease<'_>, GetError> {
-        let start = std::ptr::without_provenance(range.start());
-        let request = self.cache.request(start, range.len(), Access::READ).wait_until(deadline);
-        // SAFETY: there is no memory behind a simulated address.
-        unsafe { request.get() }
+        SimulatedRequest::new(&self.cache, range, Access::READ).wait_until(deadline).get()
     }
 
     fn suspend<'c>(
@@ -276,9 +267,7 @@ mod refusals {
         let device = Arc::new(SimDevice::new(Arc::clone(&space), DeviceConfig::default()));
         let monitor = SimMonitor::new(&space);
         let cache = Cache::new(SimRegistrar::new(&device), monitor, Config::default()).unwrap();
-        let start = std::ptr::without_provenance(pages(0, 4).start());
-        // SAFETY: there is no memory behind a simulated address.
-        let lease = unsafe { cache.get(start, PAGE_BYTES, Access::READ) }.unwrap();
+        let lease = get_simulated(&cache, pages(0, 1), Access::READ).unwrap();
         let not = cache.suspend(pages(0, 4), Vec::new(), vec![lease], terms()).unwrap_err();
         assert_eq!(not.why, Why::Unsupported(Unsupported::Device));
         assert_eq!(not.leases.len(), 1);
@@ -341,8 +330,7 @@ mod refusals {
     /// patience is spent.
     #[test]
     fn are_looked_at_once_by_a_get_without_room() {
-        // SAFETY: one thread alone uses this cache, which is in order with itself.
-        let barriers = unsafe { Barriers::asymmetric(count_scan) };
+        let barriers = barriers_of_one_thread(count_scan);
         let config = Config { max_regions: 1, barriers, ..Config::default() };
         let rig = Rig::with(NicConfig::default(), config);
         let lease = rig.get(pages(0, 1), Access::READ).unwrap();
@@ -1057,9 +1045,7 @@ mod notices {
         let registrar = FabricRegistrar::new(&rig.fabric);
         let other = Cache::new(registrar, rig.monitor.clone(), Config::default()).unwrap();
         for page in [0, 1] {
-            let start = std::ptr::without_provenance(pages(page, 1).start());
-            // SAFETY: there is no memory behind a simulated address.
-            drop(unsafe { other.get(start, PAGE_BYTES, Access::READ) }.unwrap());
+            drop(get_simulated(&other, pages(page, 1), Access::READ).unwrap());
         }
         for round in 0..3 {
             for page in 0..4 {
@@ -1107,35 +1093,23 @@ mod reconnected {
         }
     }
 
-    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-    unsafe impl Registrar for Device {
+    impl FakeDevice for Device {
         type Handle = Handle;
 
         fn limits(&self) -> RegistrarLimits {
             self.inner.limits()
         }
 
-        unsafe fn register(
-            &self,
-            range: AddressRange,
-            access: Access,
-        ) -> Result<Handle, RegisterError> {
-            // SAFETY: the caller's promise.
-            unsafe { self.inner.register(range, access) }
+        fn register(&self, range: AddressRange, access: Access) -> Result<Handle, RegisterError> {
+            self.inner.register(range, access)
         }
 
-        unsafe fn deregister(
-            &self,
-            handle: Handle,
-            range: AddressRange,
-        ) -> Result<(), DeregisterError> {
-            // SAFETY: the caller's promise, passed on.
-            unsafe { self.inner.deregister(handle, range) }
+        fn deregister(&self, handle: Handle, range: AddressRange) -> Result<(), DeregisterError> {
+            self.inner.deregister(handle, range)
         }
     }
 
-    // SAFETY: as above.
-    unsafe impl Suspend for Device {
+    impl FakeSuspend for Device {
         type Connection = ();
 
         fn can_suspend(&self, _: AddressRange, _: &[()]) -> Result<(), Unsupported> {
@@ -1152,7 +1126,7 @@ mod reconnected {
             self.is_alive().map(|()| Transfers::default())
         }
 
-        unsafe fn restart(&self, (): &()) -> Result<(), ConnectionLost> {
+        fn restart(&self, (): &()) -> Result<(), ConnectionLost> {
             self.is_alive()?;
             self.set(QueuePair::Running);
             Ok(())
@@ -1173,7 +1147,7 @@ mod reconnected {
             let queue_pair = Arc::new(Mutex::new(QueuePair::Running));
             let set = |state| *queue_pair.lock().unwrap() = state;
             let inner = SimRegistrar::new(&device);
-            let registrar = Device { inner, queue_pair: Arc::clone(&queue_pair) };
+            let registrar = Fake(Device { inner, queue_pair: Arc::clone(&queue_pair) });
             let cache = Cache::new(registrar, SimMonitor::new(&space), Config::default()).unwrap();
             if breaks_before_its_stop {
                 set(QueuePair::Broken);
@@ -1256,12 +1230,9 @@ fn what_goes_on_behind_a_suspension_is_judged_by_all_its_hits() {
 fn to_ask_while_memory_is_suspended_costs_its_account_nothing() {
     let costs = UseCosts { per_use: 1_300, hit: 300, keeping: 20_000 };
     let rig = admitting();
-    let start = std::ptr::without_provenance(pages(0, 1).start());
     let worth = || {
-        // SAFETY: there is no memory behind a simulated address.
-        let lease =
-            unsafe { rig.cache.request(start, PAGE_BYTES, Access::READ).get_if_worth(costs) };
-        lease.map(|lease| lease.is_some())
+        let request = SimulatedRequest::new(&rig.cache, pages(0, 1), Access::READ);
+        request.get_if_worth(costs).map(|lease| lease.is_some())
     };
     assert!((0..100).any(|_| worth().unwrap()));
     assert!((0..100).all(|_| worth().unwrap()));

@@ -2,14 +2,13 @@
 //! page as often as it is pinned. A device that counts whole blocks is asked for whole blocks, and for less
 //! where it has no more.
 
-#![allow(unsafe_code)] // a device that touches no memory
 #![allow(clippy::unwrap_used)] // helpers fail as loudly as tests
 
 use pinfold_core::{
-    Access, AddressRange, BadAddress, Cache, Change, Config, Cover, DeregisterError, GetError,
-    Gets, Lease, Limit, Lost, MappingKind, Monitor, PerUse, Position, RegisterError, Registrar,
-    RegistrarLimits, Replay, Sequence, Suspend, SuspensionTerms, Unsupported, Watch, WhenFull,
+    Access, AddressRange, BadAddress, Cache, Config, DeregisterError, GetError, Gets, Lease, Limit,
+    PerUse, RegisterError, SuspensionTerms, Unsupported, WhenFull,
 };
+use pinfold_sim::{Calm, Fake, FakeDevice, FakeSuspend, SimulatedRequest, get_simulated};
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -57,13 +56,8 @@ impl Device {
     }
 }
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for Device {
+impl FakeDevice for Device {
     type Handle = u32;
-
-    fn limits(&self) -> RegistrarLimits {
-        RegistrarLimits { page_bytes: PAGE, max_region_bytes: 1 << 30, max_regions: 1 << 20 }
-    }
 
     fn pins_per_page(&self) -> usize {
         self.pins_per_page
@@ -77,7 +71,7 @@ unsafe impl Registrar for Device {
         if self.in_blocks.load(SeqCst) { range.page_aligned(BLOCK) } else { range }
     }
 
-    unsafe fn register(&self, range: AddressRange, _: Access) -> Result<u32, RegisterError> {
+    fn register(&self, range: AddressRange, _: Access) -> Result<u32, RegisterError> {
         let mut held = self.held.lock().unwrap();
         if range.end() > self.mapped_to {
             let reason = BadAddress::Unmapped { at: self.mapped_to };
@@ -92,7 +86,7 @@ unsafe impl Registrar for Device {
         Ok(0)
     }
 
-    unsafe fn deregister(&self, _: u32, range: AddressRange) -> Result<(), DeregisterError> {
+    fn deregister(&self, _: u32, range: AddressRange) -> Result<(), DeregisterError> {
         let mut held = self.held.lock().unwrap();
         let place = held.iter().position(|other| *other == range).unwrap();
         held.swap_remove(place);
@@ -106,63 +100,27 @@ unsafe impl Registrar for Device {
     }
 }
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Suspend for Device {
-    pinfold_core::no_connections!();
+impl FakeSuspend for Device {
+    type Connection = Infallible;
 
     fn can_suspend(&self, _: AddressRange, _: &[Infallible]) -> Result<(), Unsupported> {
         Ok(())
     }
 }
 
-/// Nothing ever changes.
-struct Calm;
+type TheCache = Cache<Fake<Device>, Fake<Calm>>;
 
-// SAFETY: the simulated memory does not change.
-unsafe impl Monitor for Calm {
-    fn name(&self) -> &'static str {
-        "calm"
-    }
-
-    fn check(&self) -> Result<Sequence, Lost> {
-        Ok(Sequence(2))
-    }
-
-    fn watch(&self, _: AddressRange) -> Watch {
-        Watch::Covered
-    }
-
-    fn change_pending(&self, _: AddressRange) -> bool {
-        false
-    }
-
-    fn replay(&self, _: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
-        Replay { up_to: Position(0, 0), sequence: Sequence(2), complete: true, may_repeat: false }
-    }
-
-    fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-        Cover::Detected
-    }
-
-    fn forked(&self) -> bool {
-        false
-    }
-
-    fn notified(&self) -> u32 {
-        0
-    }
-
-    fn notify(&self) {}
-
-    fn wait(&self, _: u32) {}
+fn cache_of(device: Device, config: Config) -> TheCache {
+    Cache::new(Fake(device), Fake(Calm), config).unwrap()
 }
 
-type TheCache = Cache<Device, Calm>;
+/// So many bytes from the page on.
+fn bytes(page: usize, length: usize) -> AddressRange {
+    AddressRange::new(START + page * PAGE, length).unwrap()
+}
 
-fn get(cache: &TheCache, page: usize) -> Result<Lease<'_, Device, Calm>, GetError> {
-    let start = std::ptr::without_provenance(START + page * PAGE);
-    // SAFETY: the device touches no memory.
-    unsafe { cache.get(start, 100, Access::READ) }
+fn get(cache: &TheCache, page: usize) -> Result<Lease<'_, Fake<Device>, Fake<Calm>>, GetError> {
+    get_simulated(cache, bytes(page, 100), Access::READ)
 }
 
 /// How long the registration is that a get is served from.
@@ -172,7 +130,7 @@ fn registered(cache: &TheCache, page: usize) -> usize {
 
 #[test]
 fn a_block_is_registered_once_for_all_of_it() {
-    let cache = Cache::new(Device::new(), Calm, Config::default()).unwrap();
+    let cache = cache_of(Device::new(), Config::default());
     assert_eq!((registered(&cache, 3), registered(&cache, 500)), (BLOCK, BLOCK));
     assert_eq!(
         (cache.statistics().registrations, cache.statistics().pinned_bytes),
@@ -184,7 +142,7 @@ fn a_block_is_registered_once_for_all_of_it() {
 #[test]
 fn what_was_not_asked_for_fails_no_get() {
     let device = Device { mapped_to: START + 4 * PAGE, ..Device::new() };
-    let cache = Cache::new(device, Calm, Config::default()).unwrap();
+    let cache = cache_of(device, Config::default());
     assert_eq!(registered(&cache, 3), PAGE);
     let error = get(&cache, 4).map(|lease| lease.range()).unwrap_err();
     assert!(matches!(error, GetError::Register(RegisterError::BadAddress { .. })), "{error}");
@@ -192,15 +150,14 @@ fn what_was_not_asked_for_fails_no_get() {
 
 #[test]
 fn a_device_without_room_for_a_block_is_asked_for_less() {
-    let cache = Cache::new(Device { room: BLOCK / 2, ..Device::new() }, Calm, Config::default());
-    let cache = cache.unwrap();
+    let cache = cache_of(Device { room: BLOCK / 2, ..Device::new() }, Config::default());
     assert_eq!((registered(&cache, 3), registered(&cache, 5)), (PAGE, PAGE));
 }
 
 /// Of a block in which something is suspended no more is registered than was asked for.
 #[test]
 fn what_is_suspended_in_the_rest_of_a_block_is_not_registered() {
-    let cache = Cache::new(Device::new(), Calm, Config::default()).unwrap();
+    let cache = cache_of(Device::new(), Config::default());
     let page = AddressRange::new(START + 3 * PAGE, PAGE).unwrap();
     let terms = SuspensionTerms::default();
     let suspended = cache.suspend(page, Vec::new(), Vec::new(), terms).unwrap();
@@ -213,12 +170,12 @@ fn what_is_suspended_in_the_rest_of_a_block_is_not_registered() {
 #[test]
 fn a_budget_without_room_for_a_block_holds_none_of_it() {
     let config = Config { max_bytes: 2 * PAGE, ..Config::default() };
-    let cache = Cache::new(Device::new(), Calm, config).unwrap();
+    let cache = cache_of(Device::new(), config);
     let refused = get(&cache, 3).map(|lease| lease.range()).unwrap_err();
     let GetError::Exhausted(exhausted) = refused else { panic!("{refused}") };
     assert_eq!((exhausted.limit, exhausted.wanted), (Limit::Bytes, BLOCK));
     let when_full = WhenFull::RegisterPerUse;
-    let cache = Cache::new(Device::new(), Calm, Config { when_full, ..config }).unwrap();
+    let cache = cache_of(Device::new(), Config { when_full, ..config });
     assert_eq!(get(&cache, 3).unwrap().per_use(), Some(PerUse::Full));
     assert_eq!(cache.statistics().pinned_bytes, 0);
 }
@@ -226,10 +183,9 @@ fn a_budget_without_room_for_a_block_holds_none_of_it() {
 /// Of what is vouched for no more is registered, and as much is counted.
 #[test]
 fn a_part_of_a_block_counts_as_the_block() {
-    let cache = Cache::new(Device::new(), Calm, Config::default()).unwrap();
-    let start = std::ptr::without_provenance(START);
-    // SAFETY: the device touches no memory.
-    let lease = unsafe { cache.request(start, PAGE, Access::READ).vouched().get() }.unwrap();
+    let cache = cache_of(Device::new(), Config::default());
+    let lease =
+        SimulatedRequest::new(&cache, bytes(0, PAGE), Access::READ).vouched().get().unwrap();
     assert_eq!(lease.registered().len(), PAGE);
     assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
     drop(lease);
@@ -241,7 +197,7 @@ fn a_part_of_a_block_counts_as_the_block() {
 #[test]
 fn what_is_counted_is_given_back() {
     let device = Device { mapped_to: START + 4 * PAGE, ..Device::new() };
-    let cache = Cache::new(device, Calm, Config::default()).unwrap();
+    let cache = cache_of(device, Config::default());
     assert_eq!(registered(&cache, 3), PAGE);
     assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
     assert!(get(&cache, 4).is_err());
@@ -253,7 +209,7 @@ fn what_is_counted_is_given_back() {
 /// Pages that are moved into a block behind the question are counted as the system counts them.
 #[test]
 fn what_becomes_a_block_as_it_is_registered_counts_as_one() {
-    let cache = Cache::new(Device::collapsing(), Calm, Config::default()).unwrap();
+    let cache = cache_of(Device::collapsing(), Config::default());
     assert_eq!(registered(&cache, 3), PAGE);
     assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
     cache.evict_idle();
@@ -264,14 +220,14 @@ fn what_becomes_a_block_as_it_is_registered_counts_as_one() {
 #[test]
 fn what_becomes_a_block_for_which_there_is_no_room_is_refused() {
     let config = Config { max_bytes: BLOCK / 2, ..Config::default() };
-    let cache = Cache::new(Device::collapsing(), Calm, config).unwrap();
+    let cache = cache_of(Device::collapsing(), config);
     let refused = get(&cache, 3).map(|lease| lease.range()).unwrap_err();
     let GetError::Exhausted(exhausted) = refused else { panic!("{refused}") };
     assert_eq!((exhausted.limit, exhausted.wanted), (Limit::Bytes, BLOCK));
     assert_eq!(*cache.registrar().held.lock().unwrap(), []);
     assert_eq!(cache.statistics().pinned_bytes, 0);
     let when_full = WhenFull::RegisterPerUse;
-    let cache = Cache::new(Device::collapsing(), Calm, Config { when_full, ..config }).unwrap();
+    let cache = cache_of(Device::collapsing(), Config { when_full, ..config });
     let lease = get(&cache, 3).unwrap();
     assert_eq!(lease.per_use(), Some(PerUse::Full));
     assert_eq!(cache.statistics().pinned_bytes, BLOCK as u64);
@@ -285,7 +241,7 @@ fn what_becomes_a_block_past_the_budget_counts_as_one() {
     let config =
         Config { max_bytes: PAGE, when_full: WhenFull::RegisterPerUse, ..Config::default() };
     let device = Device { in_blocks: AtomicBool::new(false), ..Device::new() };
-    let cache = Cache::new(device, Calm, config).unwrap();
+    let cache = cache_of(device, config);
     let first = get(&cache, 512).unwrap();
     cache.registrar().collapses.store(true, SeqCst);
     let second = get(&cache, 3).unwrap();
@@ -301,7 +257,7 @@ fn what_becomes_a_block_past_the_budget_counts_as_one() {
 fn room_is_made_for_what_becomes_a_block() {
     let device = Device { in_blocks: AtomicBool::new(false), ..Device::new() };
     let config = Config { max_bytes: BLOCK, ..Config::keeping_all() };
-    let cache = Cache::new(device, Calm, config).unwrap();
+    let cache = cache_of(device, config);
     drop(get(&cache, 512).unwrap());
     cache.registrar().collapses.store(true, SeqCst);
     assert_eq!(registered(&cache, 3), BLOCK);
@@ -313,7 +269,7 @@ fn room_is_made_for_what_becomes_a_block() {
 #[test]
 fn a_panic_behind_the_registration_leaves_nothing() {
     let device = Device { panics: AtomicUsize::new(1), ..Device::collapsing() };
-    let cache = Cache::new(device, Calm, Config::default()).unwrap();
+    let cache = cache_of(device, Config::default());
     let got = catch_unwind(AssertUnwindSafe(|| drop(get(&cache, 3))));
     assert!(got.is_err(), "it was not asked again");
     assert_eq!(*cache.registrar().held.lock().unwrap(), []);
@@ -327,7 +283,7 @@ fn what_becomes_a_block_for_which_there_is_no_room_may_fail_to_end() {
     for panics in [3, 4] {
         let config = Config { max_bytes: BLOCK / 2, ..Config::default() };
         let device = Device { panics: AtomicUsize::new(panics), ..Device::collapsing() };
-        let cache = Cache::new(device, Calm, config).unwrap();
+        let cache = cache_of(device, config);
         let got = catch_unwind(AssertUnwindSafe(|| get(&cache, 3).map(drop)));
         assert_eq!(got.is_err(), panics == 3);
         let books = cache.statistics();
@@ -342,7 +298,7 @@ fn what_becomes_a_block_for_which_there_is_no_room_may_fail_to_end() {
 /// they were. What counts then, and what was allowed.
 fn renewed(in_blocks: (bool, bool), max_bytes: usize) -> (u64, u64) {
     let config = Config { max_bytes, ..Config::default() };
-    let cache = Cache::new(Device::new(), Calm, config).unwrap();
+    let cache = cache_of(Device::new(), config);
     cache.registrar().in_blocks.store(in_blocks.0, SeqCst);
     let leases = vec![get(&cache, 3).unwrap(), get(&cache, 512).unwrap()];
     let before = cache.statistics().pinned_bytes;
@@ -365,7 +321,7 @@ fn a_renewal_counts_what_the_memory_becomes() {
     for max_bytes in [1 << 30, BLOCK + PAGE] {
         let config = Config { max_bytes, ..Config::keeping_all() };
         let device = Device { in_blocks: AtomicBool::new(false), ..Device::new() };
-        let cache = Cache::new(device, Calm, config).unwrap();
+        let cache = cache_of(device, config);
         let (lease, other) = (get(&cache, 3).unwrap(), get(&cache, 512).unwrap());
         drop(get(&cache, 1024).unwrap());
         let range = AddressRange::new(START, BLOCK).unwrap();
@@ -384,7 +340,7 @@ fn a_renewal_counts_what_the_memory_becomes() {
 /// What a device that panics was to say of a renewal is not left with it.
 #[test]
 fn a_panic_behind_a_renewal_leaves_nothing() {
-    let cache = Cache::new(Device::new(), Calm, Config::default()).unwrap();
+    let cache = cache_of(Device::new(), Config::default());
     let lease = get(&cache, 3).unwrap();
     let range = AddressRange::new(START, BLOCK).unwrap();
     let terms = SuspensionTerms::default();
@@ -409,7 +365,7 @@ fn a_renewal_counts_what_the_memory_has_become() {
 #[test]
 fn a_renewal_that_counts_less_gives_the_rest_back() {
     let config = Config { max_bytes: BLOCK, ..Config::default() };
-    let cache = Cache::new(Device::new(), Calm, config).unwrap();
+    let cache = cache_of(Device::new(), config);
     let range = AddressRange::new(START, 2 * BLOCK).unwrap();
     cache.registrar().in_blocks.store(false, SeqCst);
     let mut leases = vec![get(&cache, 3).unwrap(), get(&cache, 512).unwrap()];
@@ -431,11 +387,9 @@ fn a_renewal_that_counts_less_gives_the_rest_back() {
 #[test]
 fn a_callback_that_a_renewal_brings_about_gets_what_is_not_suspended() {
     let config = Config { max_bytes: BLOCK, ..Config::keeping_all() };
-    let cache = Arc::new(Cache::new(Device::new(), Calm, config).unwrap());
+    let cache = Arc::new(cache_of(Device::new(), config));
     cache.registrar().in_blocks.store(false, SeqCst);
-    let start = std::ptr::without_provenance(START + 3 * PAGE);
-    // SAFETY: the device touches no memory.
-    let lease = unsafe { cache.get(start, 2 * PAGE, Access::READ) }.unwrap();
+    let lease = get_simulated(&cache, bytes(3, 2 * PAGE), Access::READ).unwrap();
     drop(get(&cache, 512).unwrap());
     let terms = SuspensionTerms { gets: Gets::Refuse, ..SuspensionTerms::default() };
     let page = |number| AddressRange::new(START + number * PAGE, PAGE).unwrap();
@@ -454,21 +408,18 @@ fn a_callback_that_a_renewal_brings_about_gets_what_is_not_suspended() {
 
 #[test]
 fn each_device_of_several_counts() {
-    let small = || Device { in_blocks: AtomicBool::new(false), ..Device::new() };
+    let small = || Fake(Device { in_blocks: AtomicBool::new(false), ..Device::new() });
     let config = Config { max_bytes: 3 * PAGE, ..Config::default() };
-    let two = Cache::new((small(), small()), Calm, config).unwrap();
-    let start = std::ptr::without_provenance(START);
-    // SAFETY: the device touches no memory.
-    let lease = unsafe { two.get(start, PAGE, Access::READ) }.unwrap();
+    let two = Cache::new((small(), small()), Fake(Calm), config).unwrap();
+    let lease = get_simulated(&two, bytes(0, PAGE), Access::READ).unwrap();
     assert_eq!(two.statistics().pinned_bytes, 2 * PAGE as u64);
-    // SAFETY: as above.
-    let refused = unsafe { two.get(start.wrapping_add(PAGE), PAGE, Access::READ) };
+    let refused = get_simulated(&two, bytes(1, PAGE), Access::READ);
     assert!(matches!(refused, Err(GetError::Exhausted(_))), "{refused:?}");
     drop((refused, lease));
-    let nested = Cache::new([(small(), small()), (small(), small())], Calm, Config::default());
+    let nested =
+        Cache::new([(small(), small()), (small(), small())], Fake(Calm), Config::default());
     let nested = nested.unwrap();
-    // SAFETY: as above.
-    drop(unsafe { nested.get(start, PAGE, Access::READ) }.unwrap());
+    drop(get_simulated(&nested, bytes(0, PAGE), Access::READ).unwrap());
     assert_eq!(nested.statistics().pinned_bytes, 4 * PAGE as u64);
     nested.evict_idle();
     assert_eq!(nested.statistics().pinned_bytes, 0);
@@ -478,7 +429,7 @@ fn each_device_of_several_counts() {
 #[test]
 fn a_block_takes_the_place_of_what_is_idle() {
     let config = Config { max_bytes: BLOCK, ..Config::default() };
-    let cache = Cache::new(Device::new(), Calm, config).unwrap();
+    let cache = cache_of(Device::new(), config);
     assert_eq!((registered(&cache, 3), registered(&cache, 512)), (BLOCK, BLOCK));
     let lease = get(&cache, 512).unwrap();
     let refused = get(&cache, 3).map(|lease| lease.range()).unwrap_err();
@@ -495,7 +446,7 @@ fn what_cannot_be_counted_is_refused() {
         ..Device::new()
     };
     let config = Config { when_full: WhenFull::RegisterPerUse, ..Config::default() };
-    let cache = Cache::new(device, Calm, config).unwrap();
+    let cache = cache_of(device, config);
     let lease = get(&cache, 3).unwrap();
     let refused = get(&cache, 4).map(|lease| lease.range()).unwrap_err();
     let GetError::Exhausted(exhausted) = refused else { panic!("{refused}") };

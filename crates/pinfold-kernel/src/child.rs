@@ -184,6 +184,24 @@ pub fn session_of(process: libc::pid_t) -> Option<libc::pid_t> {
     Some(unsafe { libc::getsid(process) }).filter(|&session| session != -1)
 }
 
+/// How the forked child ends that `body` runs in; a timer ends it where it waits.
+#[cfg(test)]
+pub(crate) fn status_of_child(body: impl FnOnce() -> libc::c_int) -> libc::c_int {
+    // SAFETY: the child ends; what it starts and allocates is its own.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: the child's own timer.
+        unsafe { libc::alarm(300) };
+        let status = body();
+        // SAFETY: the child's own end.
+        unsafe { libc::_exit(status) };
+    }
+    let mut status = -1;
+    // SAFETY: the child of this process.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    status
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -105,6 +105,7 @@ unsafe extern "C" fn child_begins() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::child::status_of_child;
 
     fn range(unit: usize, units: usize) -> AddressRange {
         AddressRange::new(unit * UNIT, units * UNIT).unwrap()
@@ -122,21 +123,15 @@ mod tests {
     /// In a child: others of this process add ranges.
     #[test]
     fn a_full_table_refuses_until_a_range_goes() {
-        // SAFETY: the child writes its own copy of the table, and ends.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
+        let status = status_of_child(|| {
             let all_added = (1..=MOST).all(|unit| add(range(unit, 1)).is_ok());
             let refused = add(range(MOST + 1, 1)) == Err(Errno(libc::ENOSPC));
             remove(range(7, 2));
             let is_full = add(range(MOST + 1, 1)).is_err();
             remove(range(7, 1));
             let has_room = add(range(MOST + 1, 1)).is_ok();
-            // SAFETY: the child's end.
-            unsafe { libc::_exit(i32::from(!(all_added && refused && is_full && has_room))) };
-        }
-        let mut status = 0;
-        // SAFETY: the child of this process.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            i32::from(!(all_added && refused && is_full && has_room))
+        });
         assert_eq!(status, 0);
     }
 }

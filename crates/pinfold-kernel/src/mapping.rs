@@ -502,6 +502,8 @@ impl<T: Shareable> SharedValue<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::child::status_of_child;
+    use std::cell::Cell;
     use std::sync::atomic::Ordering::Relaxed; // one thread
 
     #[test]
@@ -559,20 +561,16 @@ mod tests {
         let start = WalledMapping::new(2 * page - 1).unwrap().leak();
         let pages = (0..4).map(|at| start.addr().get() + at * page - page);
         let mut pages = pages.map(|at| AddressRange::new(at, page).unwrap());
-        // SAFETY: the child asks the kernel, unmaps what nothing uses, and ends.
-        unsafe {
-            let child = libc::fork();
-            if child == 0 {
-                let were_there = pages.clone().all(|page| crate::pages::is_there(page).is_some());
-                WalledMapping::unmap_leaked(start, 2 * page - 1);
-                let are_gone = pages.all(|page| crate::pages::is_there(page).is_none());
-                libc::_exit(i32::from(!(were_there && are_gone)));
-            }
-            let mut status = -1;
-            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-            assert_eq!(status, 0);
-            WalledMapping::unmap_leaked(start, 2 * page - 1);
-        }
+        // SAFETY: nothing uses it, here and in the child.
+        let unmap = || unsafe { WalledMapping::unmap_leaked(start, 2 * page - 1) };
+        let status = status_of_child(|| {
+            let were_there = pages.clone().all(|page| crate::pages::is_there(page).is_some());
+            unmap();
+            let are_gone = pages.all(|page| crate::pages::is_there(page).is_none());
+            i32::from(!(were_there && are_gone))
+        });
+        assert_eq!(status, 0);
+        unmap();
     }
 
     #[test]
@@ -668,20 +666,16 @@ mod tests {
         let start = page.address() - page_bytes();
         let mut parts =
             (0..3).map(|at| AddressRange::new(start + at * page_bytes(), page_bytes()).unwrap());
-        // SAFETY: the child asks the kernel, unmaps what is its own copy, and ends.
-        unsafe {
-            let child = libc::fork();
-            if child == 0 {
-                let is_wiped = page.word().load(Relaxed) == 0;
-                drop(page);
-                let are_gone = parts.all(|part| crate::pages::is_there(part).is_none());
-                libc::_exit(i32::from(!(is_wiped && are_gone)));
-            }
-            let mut status = -1;
-            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-            assert_eq!(status, 0);
-        }
-        assert_eq!(page.leak::<1>()[0].load(Relaxed), 7);
+        let page = Cell::new(Some(page));
+        let status = status_of_child(|| {
+            let page = page.take().unwrap();
+            let is_wiped = page.word().load(Relaxed) == 0;
+            drop(page);
+            let are_gone = parts.all(|part| crate::pages::is_there(part).is_none());
+            i32::from(!(is_wiped && are_gone))
+        });
+        assert_eq!(status, 0);
+        assert_eq!(page.take().unwrap().leak::<1>()[0].load(Relaxed), 7);
     }
 
     #[test]

@@ -462,6 +462,7 @@ pub fn set_linger(stream: BorrowedFd<'_>, patience: Duration) -> Result<(), Errn
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::child::status_of_child;
     use std::fs::File;
     use std::os::unix::fs::MetadataExt;
 
@@ -535,27 +536,23 @@ mod tests {
     fn a_signal_disconnects_nothing() {
         extern "C" fn arrived(_: libc::c_int) {}
         let (here, there) = pair().unwrap();
-        // SAFETY: the child makes system calls only, and ends. The handler does nothing.
-        let status = unsafe {
-            let child = libc::fork();
-            if child == 0 {
+        let status = status_of_child(|| {
+            // SAFETY: the handler does nothing, and the timer is the child's.
+            unsafe {
                 let mut action = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
                 action.sa_sigaction = arrived as extern "C" fn(_) as usize;
                 libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut());
                 let often = libc::timeval { tv_sec: 0, tv_usec: 50 };
                 let timer = libc::itimerval { it_interval: often, it_value: often };
                 libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut());
-                let begin = std::time::Instant::now();
-                let mut is_there = true;
-                while is_there && begin.elapsed() < Duration::from_millis(200) {
-                    is_there = is_connected(here.as_raw_fd());
-                }
-                libc::_exit(i32::from(!is_there));
             }
-            let mut status = -1;
-            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-            status
-        };
+            let begin = std::time::Instant::now();
+            let mut is_there = true;
+            while is_there && begin.elapsed() < Duration::from_millis(200) {
+                is_there = is_connected(here.as_raw_fd());
+            }
+            i32::from(!is_there)
+        });
         assert_eq!(status, 0);
         shutdown(there.as_fd());
         assert!(!is_connected(here.as_raw_fd()));

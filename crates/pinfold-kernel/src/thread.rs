@@ -575,6 +575,8 @@ pub fn sleep(duration: Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::child::status_of_child;
+    use std::cell::Cell;
 
     #[test]
     fn a_thread_stays_where_it_is_told_to() {
@@ -658,21 +660,15 @@ mod tests {
         let (go_on, wait) = mpsc::channel::<()>();
         let body = |waits: &Waits| _ = waits.0.lock().unwrap().recv();
         let thread = LeanThread::spawn(c"pinfold-test", Waits(Mutex::new(wait)), body).unwrap();
-        // SAFETY: the child makes system calls only, and ends; a timer ends it where it waits.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: the child's own timer.
-            unsafe { libc::alarm(300) };
-            thread.join();
-            // SAFETY: the child's own end.
-            unsafe { libc::_exit(DROPPED.load(Ordering::SeqCst).into()) };
-        }
-        let mut status = 0;
-        // SAFETY: the child of this process.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        let thread = Cell::new(Some(thread));
+        let join = || thread.take().into_iter().for_each(LeanThread::join);
+        let status = status_of_child(|| {
+            join();
+            DROPPED.load(Ordering::SeqCst).into()
+        });
         assert_eq!(status, 0, "it came back, and has dropped nothing");
         drop(go_on);
-        thread.join();
+        join();
         assert!(DROPPED.load(Ordering::SeqCst));
     }
 
@@ -688,36 +684,10 @@ mod tests {
         let thread = LeanThread::spawn(c"pinfold-test", (begun, Mutex::new(wait)), body).unwrap();
         begin.recv().unwrap();
         assert!(own_threads().count() >= 1);
-        // SAFETY: the child makes system calls only, and ends.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let count = own_threads().count();
-            // SAFETY: the child's own end.
-            unsafe { libc::_exit(count.try_into().unwrap_or(99)) };
-        }
-        let mut status = -1;
-        // SAFETY: the child of this process.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0, "none");
+        let count = || own_threads().count().try_into().unwrap_or(99);
+        assert_eq!(status_of_child(count), 0, "none");
         drop(go_on);
         thread.join();
-    }
-
-    /// How the forked child ends that `body` runs in; a timer ends it where it waits.
-    fn status_of_child(body: impl FnOnce() -> libc::c_int) -> libc::c_int {
-        // SAFETY: the child ends; what it starts and allocates is its own.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: the child's own timer.
-            unsafe { libc::alarm(300) };
-            let status = body();
-            // SAFETY: the child's own end.
-            unsafe { libc::_exit(status) };
-        }
-        let mut status = -1;
-        // SAFETY: the child of this process.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        status
     }
 
     /// The C library gives a child's thread the stack of one that its parent had, and with it the name.
@@ -777,11 +747,7 @@ mod tests {
             })
             .unwrap();
         };
-        // SAFETY: the child starts threads and ends; a timer ends it where it waits.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: the child's own timer.
-            unsafe { libc::alarm(300) };
+        let status = status_of_child(|| {
             let [ended, left] = &WORDS;
             std::mem::forget(std::thread::spawn(body));
             while ended.load(Ordering::Relaxed) != ENDED {
@@ -794,12 +760,8 @@ mod tests {
             }
             // Not touched: the thread had left it when it ended.
             let right = number != 0 && left.load(Ordering::Relaxed) == number;
-            // SAFETY: the child's own end.
-            unsafe { libc::_exit((!right).into()) };
-        }
-        let mut status = -1;
-        // SAFETY: the child of this process.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            (!right).into()
+        });
         assert_eq!(status, 0);
     }
 }

@@ -11,8 +11,7 @@
 //!   structures. A library without versions, as this one, serves every version asked for.
 //! - **Which `fi_fabric`?** The same for programs that were linked with libfabric 1.0.
 
-use crate::elf::Wanted;
-use crate::modules::{Whose, look_around};
+use crate::modules::{Wanted, Whose, look_around};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -8,7 +8,7 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to be called from C: pointers are what libibverbs' manual asks for,
-//! or libibverbs would go wrong by them just the same.
+//! or libibverbs would go wrong by them just the same. And to read the environment that the dynamic linker hands over.
 
 #![allow(unsafe_code)]
 
@@ -32,6 +32,8 @@ use pinfold_kernel::Errno;
 use pinfold_kernel::errno::{last_errno, set_errno};
 use pinfold_kernel::process::process_id;
 use pinfold_kernel::thread::{NotCancelled, thread_id};
+use std::ffi::CStr;
+use std::iter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -276,14 +278,14 @@ static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
 ///
 /// # Safety
 ///
-/// As for `environment::note_start`.
+/// As for [`strings`], while this call lasts.
 unsafe fn begin(environment: *const *const c_char) -> Option<()> {
     // Relaxed: on the first thread alone, if not as the library is loaded.
     if HAS_BEGUN.swap(true, Ordering::Relaxed) {
         return None;
     }
     // SAFETY: the caller's promise.
-    unsafe { environment::note_start(environment) };
+    environment::note_start(unsafe { strings(environment) });
     sandbox::note_start();
     complaint::note_start();
     main_thread::note_start();
@@ -291,6 +293,24 @@ unsafe fn begin(environment: *const *const c_char) -> Option<()> {
     find_at_start();
     report::note_start();
     Some(())
+}
+
+/// The strings of an environment.
+///
+/// # Safety
+///
+/// `array` is null, or an array of C strings that ends with null. No other thread changes it for as long as the strings are
+/// used.
+unsafe fn strings<'s>(array: *const *const c_char) -> impl Iterator<Item = &'s [u8]> {
+    let mut next = array;
+    iter::from_fn(move || {
+        // SAFETY: the caller's promise: null, or within the array, whose end is null.
+        unsafe {
+            let string = next.as_ref().copied().filter(|string| !string.is_null())?;
+            next = next.add(1);
+            Some(CStr::from_ptr(string).to_bytes())
+        }
+    })
 }
 
 /// Before a call that asks for settings: a constructor of a library that the program was started with may make it before
@@ -546,5 +566,16 @@ mod tests {
             panic!("of ours");
         };
         assert_eq!((guarded(panics), last_errno()), (None, Errno(libc::EXDEV)));
+    }
+
+    #[test]
+    fn an_environment_ends_with_null_and_may_be_none() {
+        let strings_of = |array: *const *const c_char| -> Vec<Vec<u8>> {
+            // SAFETY: null, or the array below.
+            unsafe { strings(array) }.map(<[u8]>::to_vec).collect()
+        };
+        let array = [c"A=1".as_ptr(), c"".as_ptr(), std::ptr::null(), c"B=2".as_ptr()];
+        assert_eq!(strings_of(array.as_ptr()), [&b"A=1"[..], b""]);
+        assert!(strings_of(std::ptr::null()).is_empty());
     }
 }

@@ -4,15 +4,8 @@
 //! them), empty its environment, have `environ` point to what is gone, or write over the strings, as programs do that show a
 //! title of their own in `ps`. While the library is loaded nothing else runs. The values are copied into memory that is
 //! there by then: nothing is allocated, and no system call is made.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to read the environment that the dynamic linker hands over.
 
-#![allow(unsafe_code)]
-
-use libc::c_char;
-use std::ffi::{CStr, OsString};
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
@@ -54,14 +47,9 @@ struct Copies {
 
 static AT_START: Copies = Copies::new();
 
-/// The library is loaded.
-///
-/// # Safety
-///
-/// `environment` is null, or an array of C strings that ends with null. No other thread changes it during this call.
-pub(crate) unsafe fn note_start(environment: *const *const c_char) {
-    // SAFETY: the caller's promise.
-    AT_START.note(unsafe { strings(environment) });
+/// The library is loaded, with these variables.
+pub(crate) fn note_start<'s>(variables: impl Iterator<Item = &'s [u8]>) {
+    AT_START.note(variables);
 }
 
 /// What the process was started with.
@@ -77,21 +65,6 @@ pub(crate) fn is_set(name: &str) -> bool {
 /// Whether any value that is read was there. Allocates nothing.
 pub(crate) fn is_any_set() -> bool {
     NAMES.into_iter().any(is_set)
-}
-
-/// # Safety
-///
-/// As for [`note_start`], for as long as the strings are used.
-unsafe fn strings<'s>(array: *const *const c_char) -> impl Iterator<Item = &'s [u8]> {
-    let mut next = array;
-    std::iter::from_fn(move || {
-        // SAFETY: the caller's promise: null, or within the array, whose end is null.
-        unsafe {
-            let string = next.as_ref().copied().filter(|string| !string.is_null())?;
-            next = next.add(1);
-            Some(CStr::from_ptr(string).to_bytes())
-        }
-    })
 }
 
 impl Copies {
@@ -172,16 +145,5 @@ mod tests {
         for name in NAMES {
             assert_eq!(copies.value(name), Some(long[..LONGEST].into()), "{name}");
         }
-    }
-
-    #[test]
-    fn an_environment_ends_with_null_and_may_be_none() {
-        let strings_of = |array: *const *const c_char| -> Vec<Vec<u8>> {
-            // SAFETY: null, or the array below.
-            unsafe { strings(array) }.map(<[u8]>::to_vec).collect()
-        };
-        let array = [c"A=1".as_ptr(), c"".as_ptr(), std::ptr::null(), c"B=2".as_ptr()];
-        assert_eq!(strings_of(array.as_ptr()), [&b"A=1"[..], b""]);
-        assert!(strings_of(std::ptr::null()).is_empty());
     }
 }

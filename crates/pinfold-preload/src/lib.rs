@@ -35,8 +35,8 @@
 //! # Where to look next
 //!
 //! In the order of layers: `reasons` (why something is not kept), `heap` (memory of our own), `linked` (which functions the program has), `sanitizer` (of leaks), `sandbox` (the program's own
-//! filters), `complaint` (standard error), `environment` (variables), `elf`, `sync` (seams), `main_thread` (a `main` that leaves), `apart` (a stack of our own), `device` (which open file a descriptor stands for), `steps` (one deregistration on two threads), `hooks` (apart from all
-//! others), `rank` (of a job), `settings`, `rights`, `modules` (what is loaded), `caller` (which module calls), `found` (what is looked for once), `real` (libibverbs itself), `holding` (a thread that waits for itself),
+//! filters), `complaint` (standard error), `environment` (variables), `sync` (seams), `main_thread` (a `main` that leaves), `apart` (a stack of our own), `device` (which open file a descriptor stands for), `steps` (one deregistration on two threads), `hooks` (apart from all
+//! others), `rank` (of a job), `settings`, `rights`, `modules` (what is loaded, and asks for what), `caller` (which module calls), `found` (what is looked for once), `real` (libibverbs itself), `holding` (a thread that waits for itself),
 //! `store` (what is registered and watched), `admission` (what is worth keeping), `children` (what forked children do to
 //! it), `report`, `mapping_room` (how many mappings may be watched), `keeper` (finds, registers, keeps), `process` (all of it, also after a fork), `calls`
 //! (what each function does), `libfabric` (a monitor for its cache), `exports` (their names).
@@ -51,7 +51,6 @@ mod calls;
 mod children;
 mod complaint;
 mod device;
-mod elf;
 mod environment;
 mod exports;
 mod found;

@@ -12,11 +12,12 @@
 //!   and notes every misuse as a [`Violation`].
 //! - [`SimMonitor`] tells of changes as the userfaultfd monitor does: watched pages only, a log
 //!   that can overflow, discards that are announced before the pages go.
+//! - [`Fake`] makes a device or a monitor of what a test writes in safe code.
 //! - [`Random`] draws programs from a seed.
 //!
 //! ```
-//! use pinfold_core::{Access, AddressRange, Registrar};
-//! use pinfold_sim::{AddressSpace, SimDevice, DeviceConfig, Protection, SimRegistrar};
+//! use pinfold_core::{Access, AddressRange};
+//! use pinfold_sim::{AddressSpace, SimDevice, DeviceConfig, Protection};
 //! use std::sync::Arc;
 //!
 //! let space = Arc::new(AddressSpace::new());
@@ -24,8 +25,7 @@
 //! let buffer = AddressRange::new(0x10000, 0x2000).unwrap();
 //!
 //! space.map(buffer, Protection::ReadWrite);
-//! // SAFETY: there is no memory behind a simulated address.
-//! let handle = unsafe { SimRegistrar::new(&device).register(buffer, Access::READ) }.unwrap();
+//! let handle = device.register(buffer, Access::READ).unwrap();
 //! assert!(device.is_fresh(handle, buffer));
 //!
 //! space.unmap(buffer);
@@ -33,12 +33,13 @@
 //! assert!(!device.is_fresh(handle, buffer)); // the bug that the cache is there to prevent
 //! ```
 //!
-//! The order of layers, each using only what stands before it: `sync`, `random`, `log`, `event_count`, `space`,
+//! The order of layers, each using only what stands before it: `sync`, `fake`, `random`, `log`, `event_count`, `space`,
 //! `fault`, `device`, `monitor`, `registrar`, `fabric`, `scale`, `simulation`.
 
 pub mod device;
 pub mod event_count;
 pub mod fabric;
+pub mod fake;
 pub mod fault;
 mod log;
 pub mod monitor;
@@ -51,8 +52,12 @@ mod sync;
 
 pub use device::{Counts, DeviceConfig, Handle, Registration, SimDevice, Violation};
 pub use event_count::SimEventCount;
+pub use fake::{
+    Calm, Fake, FakeDevice, FakeMonitor, FakeSuspend, Simulated, SimulatedRequest, get_checked,
+    get_simulated,
+};
 pub use fault::{Fault, FaultGate, Moment};
-pub use monitor::SimMonitor;
+pub use monitor::{SimMonitor, SpaceMonitor};
 pub use random::Random;
-pub use registrar::{SimRegistrar, Simulated, get_simulated};
+pub use registrar::SimRegistrar;
 pub use space::{AddressSpace, Discard, PAGE_BYTES, PhysicalPage, Protection, RemapError};

@@ -1,26 +1,19 @@
 //! A monitor over the simulated address space.
 //!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to implement the unsafe trait [`Monitor`]; it contains no
-//! unsafe block. The promise holds by construction: a change, its log entry and its record of
-//! being pending are made under the one lock of [`AddressSpace`], which is also taken to read
-//! them. [`SimMonitor::blindfold`] breaks the promise on purpose; no memory is at stake, because
-//! a simulated page is a number.
+//! It keeps a monitor's promise by construction: a change, its log entry and its record of being pending are made under the
+//! one lock of [`AddressSpace`], which is also taken to read them. [`SpaceMonitor::blindfold`] breaks the promise on purpose.
 
-#![allow(unsafe_code)]
-
+use crate::fake::{Fake, FakeMonitor};
 use crate::space::AddressSpace;
 use crate::sync::lock;
 use pinfold_core::{
-    AddressRange, Change, Cover, Lost, MappingKind, Monitor, Position, Replay, Sequence, Uncovered,
-    Watch,
+    AddressRange, Change, Cover, Lost, MappingKind, Position, Replay, Sequence, Uncovered, Watch,
 };
 use std::sync::{Arc, Mutex};
 
 /// Tells of the changes of an [`AddressSpace`]; clones are the same monitor.
 #[derive(Clone, Debug)]
-pub struct SimMonitor {
+pub struct SpaceMonitor {
     space: Arc<AddressSpace>,
     /// Guards what the test said about this monitor. Never held with the lock of the space.
     orders: Arc<Mutex<Orders>>,
@@ -34,12 +27,17 @@ struct Orders {
     surcharge: u64,
 }
 
+/// The same, as a cache takes it.
+pub type SimMonitor = Fake<SpaceMonitor>;
+
 impl SimMonitor {
     /// A monitor of `space` that sees everything.
     pub fn new(space: &Arc<AddressSpace>) -> Self {
-        Self { space: Arc::clone(space), orders: Arc::default() }
+        Self(SpaceMonitor { space: Arc::clone(space), orders: Arc::default() })
     }
+}
 
+impl SpaceMonitor {
     /// From now on the monitor is lost for the reason given; [`Lost::Forked`] makes it believe
     /// that it runs in a forked child.
     pub fn lose(&self, lost: Lost) {
@@ -63,7 +61,7 @@ impl SimMonitor {
         lock(&self.orders).surcharge = nanoseconds;
     }
 
-    /// How often [`Monitor::watch`] was called.
+    /// How often [`watch`](FakeMonitor::watch) was called.
     pub fn watch_calls(&self) -> u64 {
         lock(&self.orders).watched
     }
@@ -81,8 +79,7 @@ impl SimMonitor {
     }
 }
 
-// SAFETY: see the header: one lock makes a change and what is told of it one step.
-unsafe impl Monitor for SimMonitor {
+impl FakeMonitor for SpaceMonitor {
     fn name(&self) -> &'static str {
         "simulated"
     }

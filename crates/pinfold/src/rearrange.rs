@@ -72,8 +72,9 @@ mod pages;
 mod steps;
 mod trim;
 
+pub use beside::HugePageWay;
 pub use collapse::Obstacle;
-pub use huge::{Defragmented, HugePageWay, defragment};
+pub use huge::{Defragmented, defragment};
 pub use nodes::{Migrated, Node, OnNodes, migrate};
 pub use pages::ResidentPages;
 pub use steps::{LeaseEnded, Stepped, Stopped, StoppedBy, defragment_in_steps};

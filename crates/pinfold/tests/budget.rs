@@ -11,7 +11,6 @@
 
 mod registrar_support;
 
-use io_uring::{opcode, types};
 use pinfold::budget::{
     Amount, Budget, BudgetError, BudgetNotice, BudgetWatch, Kind, Reservation, Reserve,
     ReserveError, Reserved, Share, Terms, Watermark, WatermarkEvent,
@@ -25,10 +24,10 @@ use pinfold::{
 };
 use pinfold_core::{Lender, Recalls};
 use registrar_support::{
-    Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes,
+    Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, memory_file,
+    ring_with_registrar, send, status_bytes,
 };
 use std::fmt::Debug;
-use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -42,16 +41,7 @@ type RingCache = Cache<IoUring, Arc<Userfaultfd>>;
 
 /// A ring with a registrar of `slots`, or a note why there is none.
 fn ring(slots: u32) -> Option<(io_uring::IoUring, Arc<IoUring>)> {
-    let ring = io_uring::IoUring::new(8).map_err(|why| eprintln!("skipped: no io_uring: {why}"));
-    let ring = ring.ok()?;
-    // SAFETY: the ring's table of buffers is left to the registrar.
-    let registrar = unsafe { IoUring::new(&ring, slots) }.unwrap();
-    Some((ring, Arc::new(registrar)))
-}
-
-fn memfd() -> File {
-    // SAFETY: the name ends with a zero byte; the descriptor is new.
-    unsafe { File::from_raw_fd(libc::memfd_create(c"pinfold".as_ptr(), libc::MFD_CLOEXEC)) }
+    ring_with_registrar(8, slots).map(|(ring, registrar)| (ring, Arc::new(registrar)))
 }
 
 fn register(registrar: &IoUring, memory: &Memory) -> Result<BufferIndex, RegisterError> {
@@ -76,26 +66,10 @@ fn at_last<T, E: Debug>(mut attempt: impl FnMut() -> Result<T, E>) -> T {
     }
 }
 
-/// Writes `length` bytes from `start` to the beginning of `file`; the kernel's result.
-fn send(
-    ring: &mut io_uring::IoUring,
-    file: &File,
-    start: *const u8,
-    length: usize,
-    index: BufferIndex,
-) -> i32 {
-    let (file, length) = (types::Fd(file.as_raw_fd()), u32::try_from(length).unwrap());
-    let entry = opcode::WriteFixed::new(file, start, length, index.get()).build();
-    // SAFETY: the memory outlives the request, whose completion is awaited here.
-    unsafe { ring.submission().push(&entry).unwrap() };
-    ring.submit_and_wait(1).unwrap();
-    ring.completion().next().unwrap().result()
-}
-
 /// Whether the buffer's own bytes leave through its registration.
 fn moves(ring: &mut io_uring::IoUring, buffer: &mut Reserved<IoUring>, byte: u8) -> bool {
     buffer.fill(byte);
-    let (file, mut seen) = (memfd(), vec![0; buffer.len()]);
+    let (file, mut seen) = (memory_file(), vec![0; buffer.len()]);
     let sent = send(ring, &file, buffer.as_ptr(), buffer.len(), buffer.handle());
     sent == i32::try_from(buffer.len()).unwrap()
         && file.read_exact_at(&mut seen, 0).is_ok()
@@ -426,11 +400,8 @@ fn a_reservation_that_the_device_can_never_take_evicts_nothing() {
 
 /// A cache over its own ring, on a share of `budget`.
 fn cache_on(share: &Arc<Share>) -> Option<(io_uring::IoUring, RingCache)> {
-    let ring = io_uring::IoUring::new(8).map_err(|why| eprintln!("skipped: no io_uring: {why}"));
-    let ring = ring.ok()?;
+    let (ring, registrar) = ring_with_registrar(8, 1024)?;
     let monitor = Userfaultfd::shared().map_err(|why| eprintln!("skipped: {why}")).ok()?;
-    // SAFETY: the ring's table of buffers is left to the registrar.
-    let registrar = unsafe { IoUring::new(&ring, 1024) }.unwrap();
     let share = Arc::clone(share);
     Some((ring, pinfold::cache_within(share, registrar, monitor, Config::keeping_all()).unwrap()))
 }
@@ -698,9 +669,7 @@ fn a_discovered_budget_can_be_used_to_its_last_page() {
         let memory = Memory::new(LIMIT);
         let mut rings = Vec::new();
         for entries in [8, 4096, 32_768] {
-            let Ok(ring) = io_uring::IoUring::new(entries) else { return };
-            // SAFETY: the ring's table of buffers is left to the registrar.
-            let registrar = unsafe { IoUring::new(&ring, 4096) }.unwrap();
+            let Some((ring, registrar)) = ring_with_registrar(entries, 4096) else { return };
             let budget = Budget::discover(Kind::IoUring, registrar.limits()).unwrap();
             // What was given back a moment ago may still be counted.
             at_last(|| {
@@ -928,9 +897,7 @@ fn what_the_kernel_counts_of_huge_pages_is_within_the_budget() {
         if registrar.widened(AddressRange::new(pages.start(), PAGE).unwrap()).len() == PAGE {
             return eprintln!("skipped: before Linux 6.7 the kernel does not say what is huge");
         }
-        let Ok(ring) = io_uring::IoUring::new(8) else { return };
-        // SAFETY: the ring's table of buffers is left to the registrar.
-        let registrar = unsafe { IoUring::new(&ring, 1024) }.unwrap();
+        let Some((_ring, registrar)) = ring_with_registrar(8, 1024) else { return };
         let budget = Budget::discover(Kind::IoUring, registrar.limits()).unwrap();
         let Ok(monitor) = Userfaultfd::shared() else {
             return eprintln!("skipped: no userfaultfd");

@@ -8,6 +8,7 @@
 #[path = "ebpf_support/mod.rs"]
 mod support;
 
+mod registrar_support;
 #[path = "sharer/mod.rs"]
 mod sharer;
 

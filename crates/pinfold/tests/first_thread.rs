@@ -1,11 +1,6 @@
 //! A process whose first thread has ended, as one whose `main` leaves by `pthread_exit`: of that thread `/proc/self` says no
 //! more than that it was there.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to end one thread of a child that was made for that.
 
-#![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::print_stderr)] // helpers fail as loudly as tests
 
 mod registrar_support;
@@ -17,27 +12,7 @@ use pinfold::monitor::Userfaultfd;
 use pinfold::rearrange::ResidentPages;
 use pinfold::registrar::Mlock;
 use pinfold::{Access, AddressRange, BadAddress, Monitor, Watch};
-use registrar_support::{Memory, alone, in_forked_child, lock};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::{fs, thread};
-
-/// Runs `body` on another thread than the first of a process, which has ended by then. Whether it returned.
-fn behind_the_first_thread(body: impl FnOnce() + Send + 'static) -> bool {
-    in_forked_child(|| {
-        let rest = move || {
-            while !fs::read_to_string("/proc/self/stat").is_ok_and(|stat| stat.contains(") Z ")) {
-                thread::yield_now();
-            }
-            let held = catch_unwind(AssertUnwindSafe(body)).is_ok();
-            // SAFETY: ends this child.
-            unsafe { libc::_exit(if held { 0 } else { 1 }) };
-        };
-        let _ends_the_process = thread::spawn(rest);
-        // SAFETY: ends this thread alone, which holds no lock; its stack and what is on it stay.
-        unsafe { libc::syscall(libc::SYS_exit, 0) };
-        false
-    })
-}
+use registrar_support::{Memory, alone, behind_the_first_thread, lock};
 
 fn check_in_such_a_process(name: &str, body: impl FnOnce() + Send + 'static) {
     alone(name, move || assert!(behind_the_first_thread(body)));

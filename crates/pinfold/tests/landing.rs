@@ -22,7 +22,7 @@ use pinfold::monitor::{Feed, NoMonitor, Userfaultfd, WithFeed};
 use pinfold::pool::{Pool, PoolConfig};
 use pinfold::registrar::{self, BufferIndex};
 use pinfold::{Access, AddressRange, Cache, Config, Monitor, Watch};
-use registrar_support::{Memory, PAGE, alone};
+use registrar_support::{Memory, PAGE, alone, memory_file, ring_with_registrar};
 use std::fmt::Debug;
 use std::fs::File;
 use std::io::Write;
@@ -52,22 +52,10 @@ fn rig_by<M: Monitor, E: Debug>(
     monitor: M,
     piece_bytes: usize,
 ) -> Option<Rig<M>> {
-    let ring = match IoUring::new(64) {
-        Ok(ring) => ring,
-        Err(error) => {
-            eprintln!("skipped: no io_uring: {error}");
-            return None;
-        }
-    };
-    // SAFETY: the ring's table of buffers is left to the registrar.
-    let registrar = unsafe { registrar::IoUring::new(&ring, 64) }.unwrap();
+    let (ring, registrar) = ring_with_registrar(64, 64)?;
     let config = Config { piece_bytes, ..Config::keeping_all() };
     let cache = start(registrar, monitor, config).unwrap();
-    // SAFETY: a new descriptor without another owner.
-    let file = unsafe {
-        File::from_raw_fd(libc::memfd_create(c"pinfold-landing".as_ptr(), libc::MFD_CLOEXEC))
-    };
-    Some(Rig { cache, ring: Mutex::new(ring), file })
+    Some(Rig { cache, ring: Mutex::new(ring), file: memory_file() })
 }
 
 /// With the real monitor.

@@ -22,11 +22,11 @@ use pinfold::{
     Access, AddressRange, Cache, Config, DeregisterError, GetError, Limit, RegisterError,
     Registrar, RegistrarLimits,
 };
-use registrar_support::{Memory, PAGE, alone};
+use registrar_support::{Memory, PAGE, alone, memory_file, ring_with_registrar};
 use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -131,26 +131,9 @@ unsafe impl Mover<BufferIndex> for AfterARefusal<'_> {
     }
 }
 
-fn memory_file(bytes: usize) -> File {
-    // SAFETY: a new descriptor without another owner.
-    let file = unsafe {
-        let number = libc::memfd_create(c"pinfold-pieces".as_ptr(), libc::MFD_CLOEXEC);
-        assert!(number >= 0);
-        File::from_raw_fd(number)
-    };
-    file.set_len(bytes as u64).unwrap();
-    file
-}
-
 /// A cache over a ring, and what moves through that ring; `None` where the machine lacks either.
 fn rig(bytes: usize, base: usize, slots: u32, config: Config) -> Option<(TheCache, Ring)> {
-    let ring = match IoUring::new(64) {
-        Ok(ring) => ring,
-        Err(error) => {
-            eprintln!("skipped: no io_uring: {error}");
-            return None;
-        }
-    };
+    let (ring, registrar) = ring_with_registrar(64, slots)?;
     let monitor = match Userfaultfd::shared() {
         Ok(monitor) => monitor,
         Err(error) => {
@@ -158,12 +141,12 @@ fn rig(bytes: usize, base: usize, slots: u32, config: Config) -> Option<(TheCach
             return None;
         }
     };
-    // SAFETY: the ring's table of buffers is left to the registrar.
-    let registrar = unsafe { registrar::IoUring::new(&ring, slots) }.unwrap();
     let cache = pinfold::cache(registrar, monitor, config).unwrap();
+    let file = memory_file();
+    file.set_len(bytes as u64).unwrap();
     let mover = Ring {
         ring,
-        file: memory_file(bytes),
+        file,
         base,
         receive: false,
         failing: None,

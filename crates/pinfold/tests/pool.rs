@@ -19,11 +19,14 @@ use pinfold::pool::{
 };
 use pinfold::registrar::{BufferIndex, IoUring, Mlock};
 use pinfold::{Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits};
-use registrar_support::{PAGE, alone, in_forked_child, live_under_a_limit, status_bytes};
+use registrar_support::{
+    PAGE, alone, in_forked_child, live_under_a_limit, memory_file, ring_with_registrar,
+    status_bytes,
+};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -113,22 +116,7 @@ fn consistent<R: Registrar>(pool: &Pool<R>) -> pool::PoolStatistics {
 
 /// A ring and a registrar of it, or a note why there is none.
 fn ring() -> Option<(io_uring::IoUring, IoUring)> {
-    match io_uring::IoUring::new(8) {
-        Ok(ring) => {
-            // SAFETY: the ring's table of buffers is left to the registrar.
-            let registrar = unsafe { IoUring::new(&ring, 64) }.unwrap();
-            Some((ring, registrar))
-        }
-        Err(error) => {
-            eprintln!("skipped: no io_uring: {error}");
-            None
-        }
-    }
-}
-
-fn memfd() -> File {
-    // SAFETY: the name ends with a zero byte; the descriptor is new.
-    unsafe { File::from_raw_fd(libc::memfd_create(c"pinfold".as_ptr(), libc::MFD_CLOEXEC)) }
+    ring_with_registrar(8, 64)
 }
 
 fn run(ring: &mut io_uring::IoUring, entry: &io_uring::squeue::Entry) -> i32 {
@@ -163,7 +151,7 @@ fn bytes_go_out_of_one_buffer_and_into_another() {
         let (mut source, mut target) = (pool.get(length).unwrap(), pool.get(length).unwrap());
         fastrand::Rng::with_seed(length as u64).fill(&mut source);
         target.fill(0);
-        let file = memfd();
+        let file = memory_file();
         let index = source.handle();
         assert_eq!(send(&mut ring, &file, &source, index), ok(length));
         let index = target.handle();
@@ -185,7 +173,7 @@ fn every_buffer_has_the_handle_of_its_slab() {
     assert_eq!(indices.len(), 6, "two buffers in each slab");
     for (byte, buffer) in (1..).zip(&mut buffers) {
         buffer.fill(byte);
-        let (file, index) = (memfd(), buffer.handle());
+        let (file, index) = (memory_file(), buffer.handle());
         assert_eq!(send(&mut ring, &file, buffer, index), ok(MIB));
         let mut sent = [0; 2];
         file.read_exact_at(&mut sent, MIB as u64 - 2).unwrap();
@@ -207,7 +195,7 @@ fn one_pool_serves_two_rings_and_locked_memory() {
     buffer.fill(0x5a);
     let ([in_one, in_other], _) = buffer.handle();
     for (ring, index) in [(&mut one, in_one), (&mut other, in_other)] {
-        let file = memfd();
+        let file = memory_file();
         assert_eq!(send(ring, &file, &buffer, index), ok(3 * PAGE));
         let mut sent = vec![0; 3 * PAGE];
         file.read_exact_at(&mut sent, 0).unwrap();
@@ -222,7 +210,7 @@ fn one_pool_serves_two_rings_and_locked_memory() {
 fn a_buffer_goes_through_the_ring_as_one_word() {
     let Some((mut ring, registrar)) = ring() else { return };
     let pool = Pool::new(registrar, config(4 * MIB)).unwrap();
-    let file = memfd();
+    let file = memory_file();
     (&file).write_all(b"twelve bytes").unwrap();
     let flight = pool.get(PAGE).unwrap().in_flight();
     let fd = types::Fd(file.as_raw_fd());
@@ -1047,7 +1035,7 @@ fn the_limit_on_pinned_memory_is_told_and_worked_with() {
         assert!(statistics.registered_bytes >= LIMIT / 2, "{statistics:?}");
         let buffer = held.last_mut().unwrap();
         buffer.fill(3);
-        let (file, index) = (memfd(), buffer.handle());
+        let (file, index) = (memory_file(), buffer.handle());
         assert_eq!(send(&mut ring, &file, buffer, index), ok(64 * KIB));
     });
 }

@@ -1,17 +1,10 @@
 //! What a pool has and others want: threads that wait for its buffers, in their order, and other
 //! drawers of its budget, which get what it leaves idle.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to lease memory of its own, and to submit requests for it, each
-//! of which is waited for.
 
-#![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // helpers fail as loudly as tests
 
 mod registrar_support;
 
-use io_uring::{opcode, types};
 use pinfold::budget::{
     Amount, Budget, BudgetNotice, BudgetWatch, Kind, Lender, Share, Terms, Watermark,
 };
@@ -25,9 +18,9 @@ use pinfold::{
     Access, AddressRange, Cache, Config, DeregisterError, GetError, RegisterError, Registrar,
     RegistrarLimits,
 };
-use registrar_support::{Memory, PAGE};
+use pinfold_sim::{Fake, FakeDevice, get_simulated};
+use registrar_support::{Memory, PAGE, memory_file, ring_with_registrar, send};
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -44,28 +37,29 @@ const LONG: Duration = Duration::from_secs(600);
 // --- a device without memory, whose deregistrations can be held up -------------------------------
 
 #[derive(Clone, Debug, Default)]
-struct Slow(Arc<(Mutex<bool>, Condvar)>);
+struct SlowDevice(Arc<(Mutex<bool>, Condvar)>);
 
-impl Slow {
+impl SlowDevice {
     fn hold_up(&self, held: bool) {
         *self.0.0.lock().unwrap() = held;
         self.0.1.notify_all();
     }
 }
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for Slow {
+type Slow = Fake<SlowDevice>;
+
+impl FakeDevice for SlowDevice {
     type Handle = ();
 
     fn limits(&self) -> RegistrarLimits {
         RegistrarLimits { page_bytes: PAGE, max_region_bytes: 1 << 30, max_regions: 1000 }
     }
 
-    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+    fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
         Ok(())
     }
 
-    unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+    fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
         let held = self.0.0.lock().unwrap();
         drop(self.0.1.wait_while(held, |held| *held).unwrap());
         Ok(())
@@ -74,27 +68,27 @@ unsafe impl Registrar for Slow {
 
 /// The same, and its registrations are held up instead.
 #[derive(Clone, Default)]
-struct SlowToRegister {
+struct SlowToRegisterDevice {
     slow: Slow,
     is_inside: Arc<AtomicBool>,
 }
 
-// SAFETY: as above.
-unsafe impl Registrar for SlowToRegister {
+type SlowToRegister = Fake<SlowToRegisterDevice>;
+
+impl FakeDevice for SlowToRegisterDevice {
     type Handle = ();
 
     fn limits(&self) -> RegistrarLimits {
         self.slow.limits()
     }
 
-    unsafe fn register(&self, range: AddressRange, _: Access) -> Result<(), RegisterError> {
+    fn register(&self, range: AddressRange, _: Access) -> Result<(), RegisterError> {
         self.is_inside.store(true, SeqCst);
-        // SAFETY: it only waits.
-        unsafe { self.slow.deregister((), range) }.unwrap();
+        self.slow.0.deregister((), range).unwrap();
         Ok(())
     }
 
-    unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+    fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
         Ok(())
     }
 }
@@ -781,7 +775,7 @@ fn what_is_on_its_way_back_is_waited_for() {
 
 /// A device that panics as often as it has been told to.
 #[derive(Clone, Debug, Default)]
-struct Shaky {
+struct ShakyDevice {
     in_register: Arc<AtomicUsize>,
     in_deregister: Arc<AtomicUsize>,
 }
@@ -791,20 +785,21 @@ fn panic_if_due(due: &AtomicUsize) {
     assert!(one_less.is_err(), "as the test has it");
 }
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for Shaky {
+type Shaky = Fake<ShakyDevice>;
+
+impl FakeDevice for ShakyDevice {
     type Handle = ();
 
     fn limits(&self) -> RegistrarLimits {
-        Slow::default().limits()
+        SlowDevice::default().limits()
     }
 
-    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+    fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
         panic_if_due(&self.in_register);
         Ok(())
     }
 
-    unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+    fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
         panic_if_due(&self.in_deregister);
         Ok(())
     }
@@ -991,10 +986,10 @@ fn what_a_raid_empties_makes_room_in_a_pool_that_keeps_nothing() {
 /// What threads cache is a request's before a device that takes no more is the reason to refuse it.
 #[test]
 fn what_a_raid_empties_serves_a_request_that_the_device_has_no_room_for() {
-    let device = Bounded::of_bytes(2 * MIB);
+    let device = BoundedDevice::of_bytes(2 * MIB);
     let pool = Pool::new(device.clone(), PoolConfig::default()).unwrap();
     drop(pool.get(4096).unwrap());
-    device.0.max_bytes.store(0, SeqCst);
+    device.0.0.max_bytes.store(0, SeqCst);
     assert!(pool.get(2 * MIB).is_ok());
     drop(pool.get(4096).unwrap());
     assert!(pool.get(MIB).is_ok());
@@ -1007,7 +1002,7 @@ fn a_device_with_little_room_serves_what_it_has_room_for() {
     for (bytes, limit) in
         [(10_000, 300 * KIB), (20_000, 64 * KIB), (1500, 48 * KIB), (64, 16 * KIB)]
     {
-        let pool = Pool::new(Bounded::of_bytes(limit), PoolConfig::default()).unwrap();
+        let pool = Pool::new(BoundedDevice::of_bytes(limit), PoolConfig::default()).unwrap();
         let mut buffers = Vec::new();
         let error = loop {
             match pool.get(bytes) {
@@ -1051,40 +1046,27 @@ const TOTAL: usize = 8 * MIB;
 impl Machine {
     /// `None`, with a note why, where there is no ring or no monitor.
     fn new() -> Option<Self> {
-        let skipped = |why: &dyn std::fmt::Display| eprintln!("skipped: {why}");
-        let ring = io_uring::IoUring::new(8).map_err(|why| skipped(&why)).ok()?;
+        let (ring, registrar) = ring_with_registrar(8, 256)?;
         let limit = Limits::read().enforced().bytes();
         // Tests run concurrently, and the kernel counts a user's rings together.
         if let Some(bytes) = limit.filter(|&bytes| bytes < 4 * TOTAL as u64) {
-            skipped(&format_args!("no more than {bytes} bytes may be pinned"));
+            eprintln!("skipped: no more than {bytes} bytes may be pinned");
             return None;
         }
         // One for all tests: the kernel joins neighbouring mappings, also those of two tests, and
         // what one monitor watches another cannot.
-        let monitor = Userfaultfd::shared().map_err(|why| skipped(&why)).ok()?;
-        // SAFETY: the ring's table of buffers is left to the registrar.
-        let registrar = Arc::new(unsafe { IoUring::new(&ring, 256) }.unwrap());
-        let budget = budget(TOTAL);
+        let monitor = Userfaultfd::shared().map_err(|why| eprintln!("skipped: {why}")).ok()?;
+        let (registrar, budget) = (Arc::new(registrar), budget(TOTAL));
         let (device, config) = (Arc::clone(&registrar), Config::keeping_all());
         let cache = pinfold::cache_within(share(&budget), device, monitor, config).unwrap();
         let pool = Pool::within(share(&budget), registrar, lending()).unwrap();
-        // SAFETY: the name ends with a zero byte; the descriptor is new.
-        let file = unsafe {
-            File::from_raw_fd(libc::memfd_create(c"pinfold".as_ptr(), libc::MFD_CLOEXEC))
-        };
-        Some(Self { cache, pool, budget, ring: Mutex::new(ring), file })
+        Some(Self { cache, pool, budget, ring: Mutex::new(ring), file: memory_file() })
     }
 
     /// Sends registered memory of one byte's value through the ring, and looks whether it arrived.
     fn moves(&self, start: *const u8, length: usize, index: BufferIndex, byte: u8) -> bool {
         let (mut ring, mut seen) = (self.ring.lock().unwrap(), vec![0; length]);
-        let file = types::Fd(self.file.as_raw_fd());
-        let bytes = u32::try_from(length).unwrap();
-        let entry = opcode::WriteFixed::new(file, start, bytes, index.get()).build();
-        // SAFETY: the memory outlives the request, whose completion is awaited here.
-        unsafe { ring.submission().push(&entry).unwrap() };
-        ring.submit_and_wait(1).unwrap();
-        let sent = ring.completion().next().unwrap().result();
+        let sent = send(&mut ring, &self.file, start, length, index);
         self.file.read_exact_at(&mut seen, 0).unwrap();
         sent == i32::try_from(length).unwrap() && seen.iter().all(|&other| other == byte)
     }
@@ -1092,11 +1074,9 @@ impl Machine {
     /// Leases memory and sends it.
     fn lease(&self, memory: &mut Memory, byte: u8) -> Result<(), GetError> {
         memory.fill(byte);
-        let range = memory.range();
-        let start = std::ptr::with_exposed_provenance(range.start());
-        // SAFETY: the test's own memory, which no other thread touches before the lease ends.
-        let lease = unsafe { self.cache.get(start, range.len(), Access::READ) }?;
-        assert!(self.moves(start, range.len(), lease.handle(), byte));
+        let length = memory.range().len();
+        let lease = memory.lease(&self.cache, 0..length, Access::READ)?;
+        assert!(self.moves(memory.pointer(), length, lease.handle(), byte));
         Ok(())
     }
 
@@ -1157,14 +1137,12 @@ fn a_listener_may_ask_for_what_a_pool_gives_back() {
     let Some(machine) = Machine::new() else { return };
     drop(std::iter::from_fn(|| machine.take(MIB, 1).ok()).collect::<Vec<_>>());
     assert_eq!(machine.budget.held().bytes, TOTAL);
-    let (memory, leased) = (Memory::new(2 * MIB), Arc::new(AtomicUsize::new(0)));
-    let (machine, range) = (Arc::new(machine), memory.range());
+    let (memory, leased) = (Arc::new(Memory::new(2 * MIB)), Arc::new(AtomicUsize::new(0)));
+    let (machine, leases) = (Arc::new(machine), Arc::clone(&memory));
     let (seen, counted) = (Arc::downgrade(&machine), Arc::clone(&leased));
     let watch = machine.budget.watch(Watermark::Percent(90), move |told| {
         let Some(machine) = seen.upgrade().filter(|_| told.held.bytes < TOTAL) else { return };
-        let start = std::ptr::with_exposed_provenance(range.start());
-        // SAFETY: the test's own memory, which no thread touches before the lease ends.
-        let lease = unsafe { machine.cache.get(start, range.len(), Access::READ) };
+        let lease = leases.lease(&machine.cache, 0..2 * MIB, Access::READ);
         counted.fetch_add(usize::from(lease.is_ok()), SeqCst);
     });
     machine.pool.trim(0);
@@ -1240,19 +1218,20 @@ fn two_pools_that_lend_to_each_other_never_stand_still() {
 
 /// A device without room, which takes a while to say so.
 #[derive(Clone, Default)]
-struct Full {
+struct FullDevice {
     tries: Arc<AtomicUsize>,
 }
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for Full {
+type Full = Fake<FullDevice>;
+
+impl FakeDevice for FullDevice {
     type Handle = ();
 
     fn limits(&self) -> RegistrarLimits {
-        Slow::default().limits()
+        SlowDevice::default().limits()
     }
 
-    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+    fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
         let tries = self.tries.fetch_add(1, SeqCst);
         // Not the same for all, so that the tries of several pools overlap each time in another way.
         let steps = tries.wrapping_mul(0x9E37_79B9) >> 16 & 3;
@@ -1260,7 +1239,7 @@ unsafe impl Registrar for Full {
         Err(RegisterError::TableFull { capacity: 0 })
     }
 
-    unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+    fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
         Ok(())
     }
 }
@@ -1324,20 +1303,21 @@ fn a_pool_whose_device_has_room_gets_it_behind_those_whose_device_has_none() {
 
 /// A device with room for one slab.
 #[derive(Clone, Default)]
-struct RoomForOne {
+struct RoomForOneDevice {
     registered: Arc<AtomicUsize>,
     refusals: Arc<AtomicUsize>,
 }
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for RoomForOne {
+type RoomForOne = Fake<RoomForOneDevice>;
+
+impl FakeDevice for RoomForOneDevice {
     type Handle = ();
 
     fn limits(&self) -> RegistrarLimits {
-        Slow::default().limits()
+        SlowDevice::default().limits()
     }
 
-    unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+    fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
         if self.registered.compare_exchange(0, 1, SeqCst, SeqCst).is_err() {
             self.refusals.fetch_add(1, SeqCst);
             return Err(RegisterError::TableFull { capacity: 1 });
@@ -1345,7 +1325,7 @@ unsafe impl Registrar for RoomForOne {
         Ok(())
     }
 
-    unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+    fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
         self.registered.store(0, SeqCst);
         Ok(())
     }
@@ -1379,7 +1359,7 @@ fn a_thread_that_waits_for_room_in_the_device_notices_what_another_pool_gives_ba
 
 /// A device that bounds what it pins, and how many registrations it has, for all that use it.
 #[derive(Clone, Default)]
-struct Bounded(Arc<Bounds>);
+struct BoundedDevice(Arc<Bounds>);
 
 struct Bounds {
     bytes: AtomicUsize,
@@ -1406,17 +1386,17 @@ impl Default for Bounds {
     }
 }
 
-impl Bounded {
-    fn of_bytes(max_bytes: usize) -> Self {
+impl BoundedDevice {
+    fn of_bytes(max_bytes: usize) -> Bounded {
         let device = Self::default();
         device.0.max_bytes.store(max_bytes, SeqCst);
-        device
+        Fake(device)
     }
 
-    fn of_regions(max_regions: usize) -> Self {
+    fn of_regions(max_regions: usize) -> Bounded {
         let device = Self::default();
         device.0.max_regions.store(max_regions, SeqCst);
-        device
+        Fake(device)
     }
 
     fn held(&self) -> (usize, usize) {
@@ -1428,15 +1408,16 @@ impl Bounded {
     }
 }
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for Bounded {
+type Bounded = Fake<BoundedDevice>;
+
+impl FakeDevice for BoundedDevice {
     type Handle = ();
 
     fn limits(&self) -> RegistrarLimits {
-        Slow::default().limits()
+        SlowDevice::default().limits()
     }
 
-    unsafe fn register(&self, range: AddressRange, _: Access) -> Result<(), RegisterError> {
+    fn register(&self, range: AddressRange, _: Access) -> Result<(), RegisterError> {
         let Bounds { bytes, regions, max_bytes, max_regions, says_limit, tries } = &*self.0;
         tries.fetch_add(1, SeqCst);
         let capacity = max_regions.load(SeqCst);
@@ -1453,7 +1434,7 @@ unsafe impl Registrar for Bounded {
         })
     }
 
-    unsafe fn deregister(&self, (): (), range: AddressRange) -> Result<(), DeregisterError> {
+    fn deregister(&self, (): (), range: AddressRange) -> Result<(), DeregisterError> {
         self.0.bytes.fetch_sub(range.len(), SeqCst);
         self.0.regions.fetch_sub(1, SeqCst);
         Ok(())
@@ -1482,7 +1463,7 @@ fn refusals_of(budget: &Budget) -> (BudgetWatch, Arc<AtomicUsize>) {
 /// refuses, as it does for a cache, as far as it is due to the pool.
 #[test]
 fn a_slab_that_the_device_refuses_gets_what_other_pools_leave_idle() {
-    for device in [Bounded::of_bytes(8 * MIB), Bounded::of_regions(8)] {
+    for device in [BoundedDevice::of_bytes(8 * MIB), BoundedDevice::of_regions(8)] {
         let budget = budget(64 * MIB);
         let idle = idle_pool(&budget, device.clone(), 8);
         let (_watch, refusals) = refusals_of(&budget);
@@ -1518,7 +1499,7 @@ fn a_slab_that_is_refused_finds_a_limit_that_was_lowered() {
         std::fs::write(root.join("proc/self/limits"), text).unwrap();
     };
     limit(64 * MIB);
-    let device = Bounded::of_bytes(8 * MIB);
+    let device = BoundedDevice::of_bytes(8 * MIB);
     let budget = Budget::discover_below(&root, Kind::Mlock, device.limits()).unwrap();
     let pool = Pool::within(share(&budget), device, lending()).unwrap();
     limit(8 * MIB);
@@ -1534,15 +1515,12 @@ fn a_slab_that_is_refused_finds_a_limit_that_was_lowered() {
 fn a_slab_that_the_device_refuses_gets_what_a_cache_leaves_idle() {
     let monitor = Userfaultfd::shared().map_err(|why| eprintln!("skipped: {why}"));
     let Ok(monitor) = monitor else { return };
-    let (budget, device) = (budget(64 * MIB), Bounded::of_bytes(8 * MIB));
+    let (budget, device) = (budget(64 * MIB), BoundedDevice::of_bytes(8 * MIB));
     let cache =
         pinfold::cache_within(share(&budget), device.clone(), monitor, Config::keeping_all());
     let (cache, memory) = (cache.unwrap(), [(); 8].map(|()| Memory::new(MIB)));
     for memory in &memory {
-        let range = memory.range();
-        let start = std::ptr::with_exposed_provenance(range.start());
-        // SAFETY: the test's own memory; no device uses it.
-        drop(unsafe { cache.get(start, range.len(), Access::READ) }.unwrap());
+        drop(get_simulated(&cache, memory.range(), Access::READ).unwrap());
     }
     assert_eq!(device.held(), (8 * MIB, 8));
     let pool = Pool::within(share(&budget), device, lending()).unwrap();
@@ -1553,7 +1531,7 @@ fn a_slab_that_the_device_refuses_gets_what_a_cache_leaves_idle() {
 /// A thread that waits for a slab asks others as one does that does not wait.
 #[test]
 fn a_slab_that_the_device_refuses_to_a_thread_that_waits_gets_what_becomes_idle() {
-    let (budget, device) = (budget(64 * MIB), Bounded::of_bytes(4 * MIB));
+    let (budget, device) = (budget(64 * MIB), BoundedDevice::of_bytes(4 * MIB));
     // What a thread caches lies idle unnoticed.
     let config = PoolConfig { thread_cache_bytes: 0, ..lending() };
     let other = Pool::within(share(&budget), device.clone(), config).unwrap();
@@ -1576,8 +1554,8 @@ fn a_slab_that_the_device_refuses_to_a_thread_that_waits_gets_what_becomes_idle(
 /// What no room would be enough for is not asked for.
 #[test]
 fn a_slab_that_the_device_can_never_take_evicts_nothing() {
-    let never_taken = [Bounded::of_bytes(4 * MIB), Bounded::of_regions(0)];
-    never_taken[0].0.says_limit.store(true, SeqCst);
+    let never_taken = [BoundedDevice::of_bytes(4 * MIB), BoundedDevice::of_regions(0)];
+    never_taken[0].0.0.says_limit.store(true, SeqCst);
     for device in never_taken {
         let budget = budget(64 * MIB);
         let idle = idle_pool(&budget, Slow::default(), 32);
@@ -1603,7 +1581,7 @@ impl Lender for Boaster {
 
 #[test]
 fn a_slab_that_the_device_refuses_is_tried_so_often_and_no_more() {
-    let (budget, device) = (budget(64 * MIB), Bounded::of_bytes(0));
+    let (budget, device) = (budget(64 * MIB), BoundedDevice::of_bytes(0));
     let (other, boaster) = (share(&budget), Arc::new(Boaster::default()));
     let lender: Weak<dyn Lender> = Arc::<Boaster>::downgrade(&boaster);
     other.attach(lender);
@@ -1618,7 +1596,7 @@ fn a_slab_that_the_device_refuses_is_tried_so_often_and_no_more() {
 /// What a listener puts back is room that would have the slab tried again, and the listener called again.
 #[test]
 fn a_listener_that_uses_the_pool_does_not_have_a_refused_slab_tried_for_ever() {
-    let (budget, device) = (budget(64 * MIB), Bounded::of_bytes(4 * MIB));
+    let (budget, device) = (budget(64 * MIB), BoundedDevice::of_bytes(4 * MIB));
     let config = PoolConfig { first_slab_bytes: 64 * KIB, ..lending() };
     let pool = Pool::within(share(&budget), device.clone(), config).unwrap();
     let pool = Arc::new(pool);
@@ -1641,7 +1619,7 @@ fn a_listener_that_uses_the_pool_does_not_have_a_refused_slab_tried_for_ever() {
 #[test]
 fn a_listener_hears_once_of_a_request_that_a_device_refuses() {
     for (bytes, wait) in [10_000, 8 * MIB].into_iter().flat_map(|it| [(it, true), (it, false)]) {
-        let (budget, device) = (budget(64 * MIB), Bounded::of_bytes(0));
+        let (budget, device) = (budget(64 * MIB), BoundedDevice::of_bytes(0));
         let pool = Pool::within(share(&budget), device.clone(), lending()).unwrap();
         let calls = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&calls);
@@ -1659,7 +1637,7 @@ fn a_listener_hears_once_of_a_request_that_a_device_refuses() {
 /// A shorter slab is one registration as well.
 #[test]
 fn a_slab_is_not_tried_shorter_where_the_device_has_no_registration_left() {
-    let device = Bounded::of_regions(1);
+    let device = BoundedDevice::of_regions(1);
     let config = PoolConfig { first_slab_bytes: 8 * MIB, max_slab_bytes: 8 * MIB, ..lending() };
     let pool = Pool::new(device.clone(), config).unwrap();
     let held = pool.get(5 * MIB).unwrap();

@@ -15,12 +15,12 @@ use pinfold::registrar::{BufferIndex, IoUring, IoUringError, MAX_BUFFER_BYTES, M
 use pinfold::suspend::Suspend;
 use pinfold::{Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar};
 use registrar_support::{
-    Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, status_bytes,
+    Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, memory_file, status_bytes,
 };
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{PipeReader, Write};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -39,11 +39,6 @@ fn ring() -> Option<io_uring::IoUring> {
 fn registrar_of(ring: &impl AsRawFd, slots: u32) -> Result<IoUring, IoUringError> {
     // SAFETY: the ring's table of buffers is left to the registrar, or its loss is what is tested.
     unsafe { IoUring::new(ring, slots) }
-}
-
-fn memfd() -> File {
-    // SAFETY: the name ends with a zero byte; the descriptor is new.
-    unsafe { File::from_raw_fd(libc::memfd_create(c"pinfold".as_ptr(), libc::MFD_CLOEXEC)) }
 }
 
 fn register(registrar: &IoUring, range: AddressRange) -> Result<BufferIndex, RegisterError> {
@@ -102,7 +97,7 @@ fn fact_a_raw_registration_goes_stale_when_memory_is_mapped_anew() {
     unsafe { ring.submitter().register_buffers(&[buffer]).unwrap() };
     memory.replace();
     memory.fill(b'n');
-    let file = memfd();
+    let file = memory_file();
     assert_eq!(send(&mut ring, file.as_raw_fd(), &memory, 0), ok(PAGE), "no error");
     assert_eq!(contents(&file, PAGE), [b'o'; PAGE], "the old bytes");
 }
@@ -117,7 +112,7 @@ fn bytes_go_out_and_come_back() {
         let (from, to) =
             (register(&registrar, source.range()).unwrap(), register(&registrar, target.range()));
         let to = to.unwrap();
-        let file = memfd();
+        let file = memory_file();
         assert_eq!(send(&mut ring, file.as_raw_fd(), &source, from.get()), ok(length));
         assert_eq!(receive(&mut ring, file.as_raw_fd(), &target, to.get()), ok(length));
         assert!(target.bytes() == source.bytes(), "{length} bytes");
@@ -193,7 +188,7 @@ fn one_gibibyte_is_taken() {
     let Some(ring) = ring() else { return };
     let registrar = registrar_of(&ring, 1).unwrap();
     // One page of a file, mapped often, costs a page and not a gibibyte.
-    let file = memfd();
+    let file = memory_file();
     file.set_len(PAGE as u64 * 512).unwrap();
     let memory = Memory::with_protection(MAX_BUFFER_BYTES, libc::PROT_NONE);
     let piece = PAGE * 512;
@@ -286,7 +281,7 @@ fn two_rings_do_not_know_each_other() {
         (register(&first, ones.range()).unwrap(), register(&second, twos.range()).unwrap());
     assert_eq!(a.get(), b.get(), "the same slot of different tables");
     drop(first);
-    let file = memfd();
+    let file = memory_file();
     assert_eq!(send(&mut two, file.as_raw_fd(), &twos, b.get()), ok(PAGE));
     assert_eq!(contents(&file, PAGE), [2; PAGE]);
     assert_eq!(send(&mut one, file.as_raw_fd(), &ones, a.get()), -libc::EFAULT);
@@ -481,7 +476,7 @@ fn another_ring_under_the_old_number_is_left_alone() {
         let given_back = registrar.deregister_own(index, memory.range());
         assert_eq!(given_back, Err(DeregisterError::DeviceGone { errno }));
         drop(registrar);
-        let file = memfd();
+        let file = memory_file();
         for slot in 0..2 {
             assert_eq!(send(&mut other, file.as_raw_fd(), &others, slot), ok(PAGE));
         }
@@ -519,7 +514,7 @@ fn a_forked_child_can_do_its_parent_no_harm() {
         refused && kept
     });
     assert!(held, "the child registered or deregistered");
-    let file = memfd();
+    let file = memory_file();
     assert_eq!(send(&mut ring, file.as_raw_fd(), &memory, index.get()), ok(PAGE));
     assert_eq!(contents(&file, PAGE), [3; PAGE]);
     registrar.unwrap().deregister_own(index, memory.range()).unwrap();
@@ -607,7 +602,7 @@ fn a_table_is_made_once_and_adopted_afterwards() {
     let index = register(&high, memory.range()).unwrap();
     assert_eq!(index.get(), 4);
     drop(low);
-    let file = memfd();
+    let file = memory_file();
     assert_eq!(send(&mut ring, file.as_raw_fd(), &memory, index.get()), ok(PAGE));
 }
 
@@ -620,7 +615,7 @@ fn impossible_tables_and_descriptors_are_refused() {
     let empty = adopt(&ring, 3..3).unwrap_err();
     assert_eq!(empty, IoUringError::TableSize { asked: 3 });
     let errno = libc::EOPNOTSUPP;
-    assert_eq!(registrar_of(&memfd(), 4).unwrap_err(), IoUringError::NotARing { errno });
+    assert_eq!(registrar_of(&memory_file(), 4).unwrap_err(), IoUringError::NotARing { errno });
     let largest = registrar_of(&ring, MAX_SLOTS).unwrap();
     assert_eq!(largest.limits().max_regions, 16384);
 }

@@ -22,10 +22,10 @@ use pinfold::strategy::{
     measure,
 };
 use pinfold::{Cache, Config, GetError, Monitor, PerUse, RangeError, Uncovered, WhenFull};
-use registrar_support::{Memory, PAGE, alone, in_forked_child};
+use registrar_support::{Memory, PAGE, alone, in_forked_child, memory_file, ring_with_registrar};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
@@ -43,15 +43,8 @@ struct Rig<M: Monitor> {
 const PIECE: usize = 16 * PAGE;
 
 fn rig_with<M: Monitor>(monitor: M, config: Config, pool: PoolConfig) -> Option<Rig<M>> {
-    let ring = match IoUring::new(64) {
-        Ok(ring) => ring,
-        Err(error) => {
-            eprintln!("skipped: no io_uring: {error}");
-            return None;
-        }
-    };
-    // SAFETY: the ring's table of buffers is left to the registrar.
-    let registrar = Arc::new(unsafe { registrar::IoUring::new(&ring, 64) }.unwrap());
+    let (ring, registrar) = ring_with_registrar(64, 64)?;
+    let registrar = Arc::new(registrar);
     let cache = pinfold::cache(Arc::clone(&registrar), monitor, config).unwrap();
     let pool = Pool::new(registrar, pool).unwrap();
     Some(Rig { cache, pool, ring: Mutex::new(ring), file: memory_file() })
@@ -70,13 +63,6 @@ fn watched(config: Config, pool: PoolConfig) -> Option<Rig<Arc<Userfaultfd>>> {
             eprintln!("skipped: no userfaultfd: {error}");
             None
         }
-    }
-}
-
-fn memory_file() -> File {
-    // SAFETY: a new descriptor without another owner.
-    unsafe {
-        File::from_raw_fd(libc::memfd_create(c"pinfold-strategy".as_ptr(), libc::MFD_CLOEXEC))
     }
 }
 

@@ -4,25 +4,19 @@
 //! A write to a file in memory goes through a worker of the kernel's, which takes ten times as long as
 //! a short transfer itself; a pipe with room takes it within the call. The bytes go the way that they
 //! go with a file: copied out of, or into, the registered pages.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` for requests to the pipes' descriptors, which touch no memory, and
-//! to hand on the promise of a caller that registers explicitly.
 
-#![allow(unsafe_code)]
-
-use super::{AnyRegistrar, Conveyor, Direction, Key, Ring, Transfer, no_channel};
+use super::{Conveyor, Direction, Ring, Table, Transfer, no_channel};
 use crate::output::Failure;
-use pinfold::AddressRange;
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::pipe::{fcntl_getpipe_size, fcntl_setpipe_size};
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
 /// What a pipe is asked to hold, in bytes: what every user may ask for (`fs.pipe-max-size`). Longer
 /// transfers go in parts, as they do on any wire.
-const WANTED_ROOM: libc::c_int = 1 << 20;
+const WANTED_ROOM: usize = 1 << 20;
 
 pub(crate) struct Loopback {
     ring: Ring,
@@ -49,8 +43,10 @@ impl Loopback {
         let (sent, out) = io::pipe()?;
         let (back, to_receive) = io::pipe()?;
         let room = widen(&out)?.min(widen(&to_receive)?);
-        for end in [sent.as_raw_fd(), out.as_raw_fd(), back.as_raw_fd(), to_receive.as_raw_fd()] {
-            never_wait(end)?;
+        for end in [sent.as_fd(), out.as_fd(), back.as_fd(), to_receive.as_fd()] {
+            // A ring hands what may have to wait to a worker; and a pipe that should hold bytes and does not is
+            // an error, not something to wait for.
+            fcntl_setfl(end, OFlags::NONBLOCK)?;
         }
         let left = back.try_clone()?;
         let channel = super::memory_file()?;
@@ -92,13 +88,8 @@ impl Conveyor for Loopback {
         &self.channel
     }
 
-    fn registrar(&self, slots: u32) -> Result<AnyRegistrar, Failure> {
-        self.ring.registrar(slots)
-    }
-
-    unsafe fn set_buffer(&self, slot: u32, range: Option<AddressRange>) -> io::Result<Key> {
-        // SAFETY: the caller's promise.
-        unsafe { self.ring.set_buffer(slot, range) }
+    fn table(&self) -> &dyn Table {
+        &self.ring
     }
 
     /// There is nothing that could keep the bytes: [`deliver`](Conveyor::deliver) and
@@ -125,24 +116,14 @@ impl Conveyor for Loopback {
 /// How many bytes the pipe holds, after it was asked to hold more: users that have many pipes are
 /// refused.
 fn widen(end: &PipeWriter) -> io::Result<usize> {
-    // SAFETY: requests to the pipe, without memory.
-    let room = unsafe {
-        libc::fcntl(end.as_raw_fd(), libc::F_SETPIPE_SZ, WANTED_ROOM);
-        libc::fcntl(end.as_raw_fd(), libc::F_GETPIPE_SZ)
-    };
-    usize::try_from(room).ok().filter(|&room| room > 0).ok_or_else(io::Error::last_os_error)
-}
-
-/// A ring hands what may have to wait to a worker; and a pipe that should hold bytes and does not is
-/// an error, not something to wait for.
-fn never_wait(end: libc::c_int) -> io::Result<()> {
-    // SAFETY: a request to the pipe, without memory.
-    let set = unsafe { libc::fcntl(end, libc::F_SETFL, libc::O_NONBLOCK) };
-    if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let _refused = fcntl_setpipe_size(end, WANTED_ROOM);
+    Ok(fcntl_getpipe_size(end)?)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::AnyRegistrar;
+    use super::super::tests::with_registered;
     use super::*;
 
     #[test]
@@ -152,26 +133,21 @@ mod tests {
             Err(failure) => return eprintln!("skipped: {failure}"),
         };
         let bytes: Vec<u8> = (0..3_000_001_u32).map(|n| u8::try_from(n % 251).unwrap()).collect();
-        let (Ok(AnyRegistrar::IoUring(_)), memory) = (device.registrar(4), bytes.clone()) else {
+        let Ok(AnyRegistrar::IoUring(_)) = device.table().registrar(4) else {
             return eprintln!("skipped: no registered buffers here");
         };
-        let address = memory.as_ptr().expose_provenance();
-        let range = AddressRange::new(address, memory.len()).unwrap();
-        // SAFETY: `memory` lives until the registration has ended.
-        let key = unsafe { device.set_buffer(0, Some(range)) }.unwrap();
-        let whole = Transfer { key, address, length: memory.len(), offset: 7 };
-        let mut got = vec![0; memory.len()];
-        device.deliver(&whole, &mut got).unwrap();
-        assert!(got == bytes);
-        let elsewhere = Transfer { address: address + (1 << 40), ..whole };
-        let error = device.accept(&elsewhere, &got).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
-        let turned: Vec<u8> = bytes.iter().rev().copied().collect();
-        device.accept(&whole, &turned).unwrap();
-        device.deliver(&whole, &mut got).unwrap();
-        assert!(got == turned);
-        // SAFETY: no transfer is pending.
-        unsafe { device.set_buffer(0, None) }.unwrap();
-        drop(memory);
+        with_registered(&device, bytes.clone(), |key, address| {
+            let whole = Transfer { key, address, length: bytes.len(), offset: 7 };
+            let mut got = vec![0; bytes.len()];
+            device.deliver(&whole, &mut got).unwrap();
+            assert!(got == bytes);
+            let elsewhere = Transfer { address: address + (1 << 40), ..whole };
+            let error = device.accept(&elsewhere, &got).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+            let turned: Vec<u8> = bytes.iter().rev().copied().collect();
+            device.accept(&whole, &turned).unwrap();
+            device.deliver(&whole, &mut got).unwrap();
+            assert!(got == turned);
+        });
     }
 }

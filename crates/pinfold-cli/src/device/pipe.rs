@@ -3,21 +3,13 @@
 //! A write to a file in memory goes through a worker of the kernel's, which takes ten times as long as a short
 //! transfer itself; a write to a pipe with room is done when the call returns. The bytes really move: each
 //! page is copied out of the registered one into a page of the pipe's.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` for two calls on descriptors, and to hand on the promise of one who
-//! registers explicitly.
 
-#![allow(unsafe_code)]
-
-use super::{AnyRegistrar, Conveyor, Direction, Key, Ring, Transfer, no_channel};
+use super::{Conveyor, Direction, Ring, Table, Transfer, no_channel};
 use crate::output::Failure;
-use pinfold::AddressRange;
+use rustix::pipe::{SpliceFlags, fcntl_setpipe_size, splice};
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr;
+use std::os::fd::OwnedFd;
 
 /// What the pipe holds, in bytes: what any process may ask for (`fs.pipe-max-size`). Longer transfers go in
 /// parts, as they do on any wire.
@@ -39,27 +31,17 @@ impl Pipe {
             end: File::from(OwnedFd::from(end)),
             nowhere: nowhere.map_err(|error| no_channel(&error))?,
         };
-        pipe.widen().map_err(|error| no_channel(&error))?;
+        fcntl_setpipe_size(&pipe.end, ROOM).map_err(|error| no_channel(&error.into()))?;
         Ok(pipe)
-    }
-
-    fn widen(&self) -> io::Result<()> {
-        // SAFETY: a request to the pipe, without memory.
-        let room = unsafe { libc::fcntl(self.end.as_raw_fd(), libc::F_SETPIPE_SZ, ROOM) };
-        if room < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     /// Takes `bytes` bytes out: pages change hands, nothing is copied.
     fn empty(&self, mut bytes: usize) -> io::Result<()> {
         while bytes > 0 {
-            let (from, to) = (self.end.as_raw_fd(), self.nowhere.as_raw_fd());
-            // SAFETY: two descriptors of this value's own, and no memory.
-            let gone =
-                unsafe { libc::splice(from, ptr::null_mut(), to, ptr::null_mut(), bytes, 0) };
-            match usize::try_from(gone) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(gone) => bytes -= gone.min(bytes),
-                Err(_) => return Err(io::Error::last_os_error()),
+            let gone = splice(&self.end, None, &self.nowhere, None, bytes, SpliceFlags::empty())?;
+            match gone {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                gone => bytes -= gone.min(bytes),
             }
         }
         Ok(())
@@ -71,13 +53,8 @@ impl Conveyor for Pipe {
         &self.end
     }
 
-    fn registrar(&self, slots: u32) -> Result<AnyRegistrar, Failure> {
-        self.ring.registrar(slots)
-    }
-
-    unsafe fn set_buffer(&self, slot: u32, range: Option<AddressRange>) -> io::Result<Key> {
-        // SAFETY: the caller's promise.
-        unsafe { self.ring.set_buffer(slot, range) }
+    fn table(&self) -> &dyn Table {
+        &self.ring
     }
 
     fn run(&self, direction: Direction, transfers: &[Transfer]) -> io::Result<()> {
@@ -105,7 +82,10 @@ fn parts(whole: &Transfer) -> impl Iterator<Item = Transfer> + use<> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::with_registered;
+    use super::super::{AnyRegistrar, Key};
     use super::*;
+    use rustix::io::ioctl_fionread;
 
     #[test]
     fn parts_are_the_whole() {
@@ -123,26 +103,17 @@ mod tests {
                 return;
             }
         };
-        let (Ok(AnyRegistrar::IoUring(_)), bytes) = (pipe.registrar(4), vec![7_u8; 3 * ROOM])
-        else {
+        let Ok(AnyRegistrar::IoUring(_)) = pipe.table().registrar(4) else {
             eprintln!("skipped: no registered buffers here");
             return;
         };
-        let address = bytes.as_ptr().expose_provenance();
-        let range = AddressRange::new(address, bytes.len()).expect("a range");
-        // SAFETY: `bytes` lives until the registration has ended.
-        let key = unsafe { pipe.set_buffer(0, Some(range)) }.expect("a registration");
-        let whole = Transfer { key, address, length: bytes.len(), offset: 0 };
-        pipe.run(Direction::Send, &[whole]).expect("a transfer");
-        // SAFETY: a request to the pipe that fills one number.
-        let left = unsafe {
-            let mut left: libc::c_int = -1;
-            libc::ioctl(pipe.end.as_raw_fd(), libc::FIONREAD, &raw mut left);
-            left
-        };
-        assert_eq!(left, 0);
-        // SAFETY: no transfer is under way.
-        unsafe { pipe.set_buffer(0, None) }.expect("the end of the registration");
+        let bytes = vec![7_u8; 3 * ROOM];
+        let mut whole = Transfer { key: Key(0), address: 0, length: bytes.len(), offset: 0 };
+        with_registered(&pipe, bytes, |key, address| {
+            whole = Transfer { key, address, ..whole };
+            pipe.run(Direction::Send, &[whole]).expect("a transfer");
+            assert_eq!(ioctl_fionread(&pipe.end), Ok(0));
+        });
         let gone = pipe.run(Direction::Send, &[whole]).expect_err("nothing is registered");
         assert_eq!(gone.raw_os_error(), Some(libc::EFAULT));
     }

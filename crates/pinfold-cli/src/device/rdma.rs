@@ -13,7 +13,7 @@
 
 #![allow(unsafe_code)]
 
-use super::{AnyRegistrar, Conveyor, Direction, Key, Kind, Transfer, no_channel};
+use super::{AnyRegistrar, Conveyor, Direction, Key, Kind, Table, Transfer, no_channel};
 use crate::output::Failure;
 use pinfold::registrar::verbs::{
     self, Device, DeviceError, Domain, Loopback, MemoryRegion, OnDemand, Operations, Transport,
@@ -71,11 +71,7 @@ impl Rdma {
     }
 }
 
-impl Conveyor for Rdma {
-    fn channel(&self) -> &File {
-        &self.channel.file
-    }
-
+impl Table for Rdma {
     fn registrar(&self, _slots: u32) -> Result<AnyRegistrar, Failure> {
         match self.kind.is_on_demand() {
             true => self.on_demand().map(AnyRegistrar::OnDemand),
@@ -90,6 +86,16 @@ impl Conveyor for Rdma {
             || self.by_hand.end(slot),
             |range| unsafe { self.by_hand.begin(slot, range) },
         )
+    }
+}
+
+impl Conveyor for Rdma {
+    fn channel(&self) -> &File {
+        &self.channel.file
+    }
+
+    fn table(&self) -> &dyn Table {
+        self
     }
 
     fn run(&self, direction: Direction, transfers: &[Transfer]) -> io::Result<()> {

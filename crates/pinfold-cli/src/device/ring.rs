@@ -15,7 +15,7 @@
 
 #![allow(unsafe_code)]
 
-use super::{AnyRegistrar, Conveyor, Direction, Key, Transfer};
+use super::{AnyRegistrar, Conveyor, Direction, Key, Table, Transfer};
 use crate::output::Failure;
 use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
@@ -68,11 +68,7 @@ fn registrar_of(
     unsafe { pinfold::registrar::IoUring::new(ring, slots) }
 }
 
-impl Conveyor for Ring {
-    fn channel(&self) -> &File {
-        &self.channel
-    }
-
+impl Table for Ring {
     fn registrar(&self, slots: u32) -> Result<AnyRegistrar, Failure> {
         registrar_of(self, slots).map(AnyRegistrar::IoUring).map_err(Failure::unavailable)
     }
@@ -86,6 +82,16 @@ impl Conveyor for Ring {
         // SAFETY: the caller's promise about the memory.
         unsafe { self.lock().submitter().register_buffers_update(slot, &[buffer], None) }?;
         Ok(Key(slot))
+    }
+}
+
+impl Conveyor for Ring {
+    fn channel(&self) -> &File {
+        &self.channel
+    }
+
+    fn table(&self) -> &dyn Table {
+        self
     }
 
     /// The kernel's error of the first transfer that failed (`EFAULT`: the index holds no

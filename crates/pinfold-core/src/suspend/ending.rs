@@ -185,9 +185,9 @@ impl<'c, R: Suspend, M: Monitor> Suspensions<'c, R, M> {
 #[cfg(not(any(loom, shuttle)))]
 mod tests {
     use super::*;
-    use crate::coverage::{Change, Cover, MappingKind};
-    use crate::monitor::{Lost, Position, Replay, Sequence, Watch};
-    use crate::registrar::{DeregisterError, RegisterError, Registrar, RegistrarLimits};
+    use crate::fake::{Fake, FakeDevice, FakeMonitor, FakeSuspend};
+    use crate::monitor::{Lost, Position, Replay, Sequence};
+    use crate::registrar::{DeregisterError, RegisterError};
     use crate::suspend::Unsupported;
     use crate::suspended_ranges::{Gets, OnExpiry, Stop};
     use crate::{Access, Cache, Config};
@@ -197,26 +197,20 @@ mod tests {
 
     struct Device;
 
-    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-    unsafe impl Registrar for Device {
+    impl FakeDevice for Device {
         type Handle = ();
 
-        fn limits(&self) -> RegistrarLimits {
-            RegistrarLimits::new(4096, 1 << 30, 1 << 20)
-        }
-
-        unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+        fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
             Ok(())
         }
 
-        unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+        fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
             Ok(())
         }
     }
 
-    // SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-    unsafe impl Suspend for Device {
-        crate::no_connections!();
+    impl FakeSuspend for Device {
+        type Connection = Infallible;
 
         fn can_suspend(&self, _: AddressRange, _: &[Infallible]) -> Result<(), Unsupported> {
             Ok(())
@@ -227,51 +221,28 @@ mod tests {
     #[derive(Default)]
     struct Forking(AtomicBool);
 
-    // SAFETY: the simulated memory does not change.
-    unsafe impl Monitor for Forking {
-        fn name(&self) -> &'static str {
-            "forking"
-        }
-
+    impl FakeMonitor for Forking {
         fn check(&self) -> Result<Sequence, Lost> {
             if self.forked() { Err(Lost::Forked) } else { Ok(Sequence(0)) }
-        }
-
-        fn watch(&self, _: AddressRange) -> Watch {
-            Watch::Covered
-        }
-
-        fn change_pending(&self, _: AddressRange) -> bool {
-            false
         }
 
         fn replay(&self, from: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
             Replay { up_to: from, sequence: Sequence(0), complete: true, may_repeat: false }
         }
 
-        fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-            Cover::Detected
-        }
-
         fn forked(&self) -> bool {
             self.0.load(SeqCst)
-        }
-
-        fn notified(&self) -> u32 {
-            0
         }
 
         fn notify(&self) {
             self.0.store(true, SeqCst);
         }
-
-        fn wait(&self, _: u32) {}
     }
 
     /// A thread that does not exist may hold its lock.
     #[test]
     fn a_child_forked_as_the_reclaimer_is_told_leaves_the_gate_alone() {
-        let cache = Cache::new(Device, Forking::default(), Config::default()).unwrap();
+        let cache = Cache::new(Fake(Device), Fake(Forking::default()), Config::default()).unwrap();
         let (shared, range) = (&*cache.shared, AddressRange::new(0x7000_0000, 4096).unwrap());
         let put_up = shared.locked(|writer| {
             let (deadline, patience) = (Duration::ZERO, Duration::from_secs(600));

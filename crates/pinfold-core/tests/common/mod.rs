@@ -3,8 +3,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to call the methods that take an address. A simulated address
-//! has no memory behind it, so there is nothing that a device could spoil.
+//! This file reopens `unsafe_code` to say of barriers, and of a buffer around a vector, what the cache cannot check.
 
 #![allow(unsafe_code)]
 #![allow(dead_code)] // every test binary uses its own part of this
@@ -12,12 +11,12 @@
 
 use pinfold_core::{
     Access, AddressRange, Barriers, Cache, Checked, Config, DeregisterError, GetError, Lease, Lost,
-    Monitor as _, Pieces, Reclaimer, RegisterError, Registrar, RegistrarLimits, Statistics,
+    Monitor as _, Pieces, Reclaimer, RegisterError, RegistrarLimits, StableBuffer, Statistics,
     UseCosts,
 };
 use pinfold_sim::{
-    AddressSpace, DeviceConfig, Fault, FaultGate, Handle, Moment, PAGE_BYTES, Protection,
-    SimDevice, SimMonitor, SimRegistrar, Simulated,
+    AddressSpace, DeviceConfig, Fake, FakeDevice, Fault, FaultGate, Handle, Moment, PAGE_BYTES,
+    Protection, SimDevice, SimMonitor, SimRegistrar, SimulatedRequest, get_simulated,
 };
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
@@ -54,20 +53,24 @@ pub(crate) fn get(
     range: AddressRange,
     access: Access,
 ) -> Result<SimLease<'_>, GetError> {
-    // SAFETY: there is no memory behind a simulated address.
-    unsafe { cache.get(address(range), range.len(), access) }
+    get_simulated(cache, range, access)
+}
+
+type SimRequest<'c> = SimulatedRequest<'c, SimRegistrar, SimMonitor>;
+
+/// A request of a simulated range for reading.
+fn request(cache: &SimCache, range: AddressRange) -> SimRequest<'_> {
+    SimulatedRequest::new(cache, range, Access::READ)
 }
 
 /// A lease for reading whose registration is not to be kept.
 pub(crate) fn get_once(cache: &SimCache, range: AddressRange) -> Result<SimLease<'_>, GetError> {
-    // SAFETY: there is no memory behind a simulated address.
-    unsafe { cache.request(address(range), range.len(), Access::READ).once().get() }
+    request(cache, range).once().get()
 }
 
 /// A lease for reading, if a registration that serves it is there.
 pub(crate) fn get_if_cached(cache: &SimCache, range: AddressRange) -> Option<SimLease<'_>> {
-    // SAFETY: there is no memory behind a simulated address.
-    unsafe { cache.request(address(range), range.len(), Access::READ).get_if_cached() }
+    request(cache, range).get_if_cached()
 }
 
 /// A `get` of anything at all.
@@ -77,7 +80,7 @@ pub(crate) fn get_raw(
     length: usize,
     access: Access,
 ) -> Result<SimLease<'_>, GetError> {
-    // SAFETY: there is no memory behind a simulated address.
+    // SAFETY: no device stands behind the simulated one.
     unsafe { cache.get(std::ptr::without_provenance(start), length, access) }
 }
 
@@ -86,14 +89,34 @@ pub(crate) fn get_checked<'c>(
     checked: &Checked<'c, SimRegistrar, SimMonitor>,
     range: AddressRange,
 ) -> Result<SimLease<'c>, GetError> {
-    // SAFETY: there is no memory behind a simulated address.
-    unsafe { checked.get(address(range), range.len(), Access::READ) }
+    pinfold_sim::get_checked(checked, range, Access::READ)
 }
 
 /// Barriers of a system that refuses them; `heavy` is called with the cache's lock held.
 pub(crate) fn no_barrier(heavy: fn() -> bool) -> Barriers {
     // SAFETY: `heavy` never claims to have been a barrier.
     unsafe { Barriers::asymmetric(heavy) }
+}
+
+/// Barriers of a cache that one thread alone uses; `heavy` is called in place of each.
+pub(crate) fn barriers_of_one_thread(heavy: fn() -> bool) -> Barriers {
+    // SAFETY: a thread is in order with itself.
+    unsafe { Barriers::asymmetric(heavy) }
+}
+
+/// A buffer with something whose destructor runs as the buffer ends.
+pub(crate) struct BufferWith<T> {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) _companion: T,
+}
+
+// SAFETY: as for the vector.
+unsafe impl<T: Send + Sync + 'static> StableBuffer for BufferWith<T> {
+    const ACCESS: Access = Access::READ;
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 /// Waits, without a clock, until `condition` holds.
@@ -131,13 +154,12 @@ pub(crate) struct Undecided {
 }
 
 impl Undecided {
-    pub(crate) fn new(device: &Arc<SimDevice>, panics: &Arc<AtomicBool>) -> Self {
-        Self { inner: SimRegistrar::new(device), panics: Arc::clone(panics) }
+    pub(crate) fn new(device: &Arc<SimDevice>, panics: &Arc<AtomicBool>) -> Fake<Self> {
+        Fake(Self { inner: SimRegistrar::new(device), panics: Arc::clone(panics) })
     }
 }
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for Undecided {
+impl FakeDevice for Undecided {
     type Handle = Handle;
 
     fn limits(&self) -> RegistrarLimits {
@@ -150,22 +172,12 @@ unsafe impl Registrar for Undecided {
         self.inner.granted(wanted)
     }
 
-    unsafe fn register(
-        &self,
-        range: AddressRange,
-        access: Access,
-    ) -> Result<Handle, RegisterError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.register(range, access) }
+    fn register(&self, range: AddressRange, access: Access) -> Result<Handle, RegisterError> {
+        self.inner.register(range, access)
     }
 
-    unsafe fn deregister(
-        &self,
-        handle: Handle,
-        range: AddressRange,
-    ) -> Result<(), DeregisterError> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.inner.deregister(handle, range) }
+    fn deregister(&self, handle: Handle, range: AddressRange) -> Result<(), DeregisterError> {
+        self.inner.deregister(handle, range)
     }
 }
 
@@ -176,50 +188,35 @@ pub(crate) struct Forks {
 }
 
 impl Forks {
-    pub(crate) fn new(device: &Arc<SimDevice>, monitor: &SimMonitor) -> Self {
-        Self { inner: SimRegistrar::new(device), monitor: monitor.clone() }
+    pub(crate) fn new(device: &Arc<SimDevice>, monitor: &SimMonitor) -> Fake<Self> {
+        Fake(Self { inner: SimRegistrar::new(device), monitor: monitor.clone() })
     }
 }
 
-// SAFETY: the device is a table of numbers.
-unsafe impl Simulated for Forks {}
-
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for Forks {
+impl FakeDevice for Forks {
     type Handle = Handle;
 
     fn limits(&self) -> RegistrarLimits {
         self.inner.limits()
     }
 
-    unsafe fn register(
-        &self,
-        range: AddressRange,
-        access: Access,
-    ) -> Result<Handle, RegisterError> {
+    fn register(&self, range: AddressRange, access: Access) -> Result<Handle, RegisterError> {
         if range.len() == PAGE_BYTES {
-            // SAFETY: the caller's promise.
-            return unsafe { self.inner.register(range, access) };
+            return self.inner.register(range, access);
         }
         self.monitor.lose(Lost::Forked);
         Err(RegisterError::PinnedMemoryLimit { limit_bytes: None, errno: 12 })
     }
 
-    unsafe fn deregister(
-        &self,
-        handle: Handle,
-        range: AddressRange,
-    ) -> Result<(), DeregisterError> {
+    fn deregister(&self, handle: Handle, range: AddressRange) -> Result<(), DeregisterError> {
         self.monitor.lose(Lost::Forked);
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.inner.deregister(handle, range) }
+        self.inner.deregister(handle, range)
     }
 }
 
 /// Whether a get of `range` for reading panics.
-pub(crate) fn get_panics(cache: &Cache<Undecided, SimMonitor>, range: AddressRange) -> bool {
-    // SAFETY: there is no memory behind a simulated address.
-    let get = || unsafe { cache.get(address(range), range.len(), Access::READ).map(drop) };
+pub(crate) fn get_panics(cache: &Cache<Fake<Undecided>, SimMonitor>, range: AddressRange) -> bool {
+    let get = || get_simulated(cache, range, Access::READ).map(drop);
     panic::catch_unwind(AssertUnwindSafe(get)).is_err()
 }
 
@@ -297,13 +294,11 @@ impl Rig {
     }
 
     pub(crate) fn get_vouched(&self, range: AddressRange) -> Result<SimLease<'_>, GetError> {
-        // SAFETY: there is no memory behind a simulated address.
-        unsafe { self.cache().request(address(range), range.len(), Access::READ).vouched().get() }
+        request(self.cache(), range).vouched().get()
     }
 
     pub(crate) fn get_to_keep(&self, range: AddressRange) -> Result<SimLease<'_>, GetError> {
-        // SAFETY: there is no memory behind a simulated address.
-        unsafe { self.cache().request(address(range), range.len(), Access::READ).to_keep().get() }
+        request(self.cache(), range).to_keep().get()
     }
 
     pub(crate) fn get_if_worth(
@@ -311,17 +306,14 @@ impl Rig {
         range: AddressRange,
         costs: UseCosts,
     ) -> Result<Option<SimLease<'_>>, GetError> {
-        let request = self.cache().request(address(range), range.len(), Access::READ);
-        // SAFETY: there is no memory behind a simulated address.
-        unsafe { request.get_if_worth(costs) }
+        request(self.cache(), range).get_if_worth(costs)
     }
 
     pub(crate) fn get_pieces(
         &self,
         range: AddressRange,
     ) -> Result<Pieces<'_, SimRegistrar, SimMonitor>, GetError> {
-        // SAFETY: there is no memory behind a simulated address.
-        unsafe { self.cache().request(address(range), range.len(), Access::READ).pieces() }
+        request(self.cache(), range).pieces()
     }
 
     /// A lease for reading that moves the program's own pages.

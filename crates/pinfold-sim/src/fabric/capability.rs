@@ -1,62 +1,50 @@
 //! The device as the cache sees it: a registrar whose regions can be suspended.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to implement the unsafe functions of [`Registrar`] and
-//! [`Suspend`]. There is no memory behind a simulated address; the file contains no unsafe block.
-
-#![allow(unsafe_code)]
 
 use super::connection::ConnectionId;
 use super::mutant::Mutant;
 use super::nic::Key;
 use super::world::{DeviceCall, DevicePanic, Event, Fabric, Rekeyed, World};
+use crate::fake::{Fake, FakeDevice, FakeSuspend};
 use crate::fault::Moment;
-use crate::registrar::Simulated;
 use crate::space::PAGE_BYTES;
 use pinfold_core::{
-    Access, AddressRange, ConnectionLost, DeregisterError, RegisterError, Registrar,
-    RegistrarLimits, Renewed, Suspend, Transfers, Unsupported,
+    Access, AddressRange, ConnectionLost, DeregisterError, RegisterError, RegistrarLimits, Renewed,
+    Transfers, Unsupported,
 };
 use std::panic::resume_unwind;
 use std::time::Duration;
 
 /// Registers with the device of a [`Fabric`], in its first protection domain.
-#[derive(Clone, Debug)]
-pub struct FabricRegistrar {
-    fabric: Fabric,
-}
+pub type FabricRegistrar = Fake<Fabric>;
 
 impl FabricRegistrar {
     /// The registrar of the device in `fabric`.
     pub fn new(fabric: &Fabric) -> Self {
-        Self { fabric: fabric.clone() }
+        Self(fabric.clone())
     }
+}
 
+impl Fabric {
     /// Does `work`, and panics before or after it if that was ordered. No panic message is printed.
     fn call<T>(&self, call: DeviceCall, work: impl FnOnce(&mut World) -> T) -> T {
-        let ordered = self.fabric.with(|world| world.panicking.take_if(|(it, _)| *it == call));
+        let ordered = self.with(|world| world.panicking.take_if(|(it, _)| *it == call));
         let panic = || resume_unwind(Box::new(DevicePanic(call)));
         match ordered {
             Some((_, Moment::Before)) => panic(),
             Some((_, Moment::After)) => {
-                self.fabric.with(work);
+                self.with(work);
                 panic()
             }
-            None => self.fabric.with(work),
+            None => self.with(work),
         }
     }
 }
 
-// SAFETY: the fabric is a table of numbers.
-unsafe impl Simulated for FabricRegistrar {}
-
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for FabricRegistrar {
+impl FakeDevice for Fabric {
     type Handle = Key;
 
     fn limits(&self) -> RegistrarLimits {
-        let max_regions = self.fabric.with(|world| world.nic.config.max_regions);
+        let max_regions = self.with(|world| world.nic.config.max_regions);
         RegistrarLimits { page_bytes: PAGE_BYTES, max_region_bytes: 1 << 30, max_regions }
     }
 
@@ -64,8 +52,8 @@ unsafe impl Registrar for FabricRegistrar {
         self.call(DeviceCall::Widen, |_| range)
     }
 
-    unsafe fn register(&self, range: AddressRange, access: Access) -> Result<Key, RegisterError> {
-        self.fabric.with(|world| {
+    fn register(&self, range: AddressRange, access: Access) -> Result<Key, RegisterError> {
+        self.with(|world| {
             world.order_failure()?;
             let key = world.nic.register(range, access, 0)?;
             // The pages are pinned; the program hears of it later.
@@ -74,8 +62,8 @@ unsafe impl Registrar for FabricRegistrar {
         })
     }
 
-    unsafe fn deregister(&self, key: Key, _range: AddressRange) -> Result<(), DeregisterError> {
-        self.fabric.with(|world| {
+    fn deregister(&self, key: Key, _range: AddressRange) -> Result<(), DeregisterError> {
+        self.with(|world| {
             let range = world.nic.deregister(key)?;
             flush(world, key, range);
             Ok(())
@@ -83,12 +71,11 @@ unsafe impl Registrar for FabricRegistrar {
     }
 }
 
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Suspend for FabricRegistrar {
+impl FakeSuspend for Fabric {
     type Connection = ConnectionId;
 
     fn now(&self) -> Duration {
-        Duration::from_nanos(self.fabric.with(|world| world.now()))
+        Duration::from_nanos(self.with(|world| world.now()))
     }
 
     fn can_suspend(
@@ -96,7 +83,7 @@ unsafe impl Suspend for FabricRegistrar {
         _range: AddressRange,
         connections: &[ConnectionId],
     ) -> Result<(), Unsupported> {
-        let links = self.fabric.with(|world| world.links.len());
+        let links = self.with(|world| world.links.len());
         let stranger = connections.iter().position(|connection| connection.link >= links);
         stranger.map_or(Ok(()), |index| Err(Unsupported::Connection { index }))
     }
@@ -113,7 +100,7 @@ unsafe impl Suspend for FabricRegistrar {
         self.call(DeviceCall::InFlight, |world| in_flight(world, *connection))
     }
 
-    unsafe fn withdraw(&self, key: Key, range: AddressRange) -> Result<(), DeregisterError> {
+    fn withdraw(&self, key: Key, range: AddressRange) -> Result<(), DeregisterError> {
         self.call(DeviceCall::Withdraw, |world| {
             world.nic.withdraw(key)?;
             if world.nic.config.withdraws {
@@ -131,13 +118,13 @@ unsafe impl Suspend for FabricRegistrar {
         })
     }
 
-    unsafe fn renew(
+    fn renew(
         &self,
         key: Key,
         range: AddressRange,
         access: Access,
     ) -> Result<Renewed<Key>, RegisterError> {
-        self.fabric.with(|world| {
+        self.with(|world| {
             // What is renewed by a device that panics is lost.
             if matches!(world.panicking, Some((DeviceCall::Renew, _))) {
                 lose(world, key);
@@ -147,7 +134,7 @@ unsafe impl Suspend for FabricRegistrar {
         self.call(DeviceCall::Renew, |world| renew(world, key, range, access))
     }
 
-    unsafe fn restart(&self, connection: &ConnectionId) -> Result<(), ConnectionLost> {
+    fn restart(&self, connection: &ConnectionId) -> Result<(), ConnectionLost> {
         self.call(DeviceCall::Restart, |world| restart(world, *connection))
     }
 
@@ -157,7 +144,7 @@ unsafe impl Suspend for FabricRegistrar {
 
     fn wait(&self, until: Duration) {
         let until = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
-        self.fabric.with(|world| {
+        self.with(|world| {
             if world.agenda.next_at().is_none_or(|at| at > until) || !world.step() {
                 world.run_until(until);
             }

@@ -1,20 +1,13 @@
 //! A device whose every call takes time, as the cache sees it.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to implement the unsafe functions of [`Registrar`] and
-//! [`Suspend`]. There is no memory behind a simulated address; the file contains no unsafe block.
-
-#![allow(unsafe_code)]
 
 use super::CallCosts;
 use crate::fabric::Nanos;
-use crate::registrar::Simulated;
+use crate::fake::{Fake, FakeDevice, FakeSuspend};
 use crate::space::{AddressSpace, PAGE_BYTES, PhysicalPage};
 use crate::sync::lock;
 use pinfold_core::{
-    Access, AddressRange, ConnectionLost, DeregisterError, RegisterError, Registrar,
-    RegistrarLimits, Renewed, Suspend, Transfers, Unsupported,
+    Access, AddressRange, ConnectionLost, DeregisterError, RegisterError, RegistrarLimits, Renewed,
+    Transfers, Unsupported,
 };
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -44,7 +37,10 @@ pub(super) struct Machine {
 
 /// A machine that is shared with the cache.
 #[derive(Clone, Debug)]
-pub(super) struct TimedDevice(Arc<Mutex<Machine>>);
+pub(super) struct SharedMachine(Arc<Mutex<Machine>>);
+
+/// The same, as the cache takes it.
+pub(super) type TimedDevice = Fake<SharedMachine>;
 
 pub(super) fn pages(range: AddressRange) -> u64 {
     range.len().div_ceil(PAGE_BYTES) as u64
@@ -119,7 +115,7 @@ impl Machine {
 
 impl TimedDevice {
     pub(super) fn new(space: &Arc<AddressSpace>, costs: CallCosts, peers: usize) -> Self {
-        Self(Arc::new(Mutex::new(Machine {
+        Self(SharedMachine(Arc::new(Mutex::new(Machine {
             space: Arc::clone(space),
             costs,
             now: 0,
@@ -133,37 +129,34 @@ impl TimedDevice {
             wire_free: 0,
             stopped: vec![None; peers],
             pauses: Vec::new(),
-        })))
+        }))))
     }
+}
 
+impl SharedMachine {
     pub(super) fn with<T>(&self, f: impl FnOnce(&mut Machine) -> T) -> T {
         f(&mut lock(&self.0))
     }
 }
 
-// SAFETY: the device is a table of numbers.
-unsafe impl Simulated for TimedDevice {}
-
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Registrar for TimedDevice {
+impl FakeDevice for SharedMachine {
     type Handle = u32;
 
     fn limits(&self) -> RegistrarLimits {
         RegistrarLimits { page_bytes: PAGE_BYTES, max_region_bytes: 1 << 30, max_regions: 1 << 22 }
     }
 
-    unsafe fn register(&self, range: AddressRange, _access: Access) -> Result<u32, RegisterError> {
+    fn register(&self, range: AddressRange, _access: Access) -> Result<u32, RegisterError> {
         self.with(|machine| machine.register(range))
     }
 
-    unsafe fn deregister(&self, handle: u32, _range: AddressRange) -> Result<(), DeregisterError> {
+    fn deregister(&self, handle: u32, _range: AddressRange) -> Result<(), DeregisterError> {
         self.with(|machine| machine.deregister(handle))
     }
 }
 
 /// A connection is the number of its peer.
-// SAFETY: as declared: no device stands behind it, and no memory is touched through its handles.
-unsafe impl Suspend for TimedDevice {
+impl FakeSuspend for SharedMachine {
     type Connection = usize;
 
     fn now(&self) -> Duration {
@@ -189,7 +182,7 @@ unsafe impl Suspend for TimedDevice {
         Ok(Transfers { count, oldest: Duration::ZERO })
     }
 
-    unsafe fn renew(
+    fn renew(
         &self,
         handle: u32,
         range: AddressRange,
@@ -205,7 +198,7 @@ unsafe impl Suspend for TimedDevice {
         })
     }
 
-    unsafe fn restart(&self, &peer: &usize) -> Result<(), ConnectionLost> {
+    fn restart(&self, &peer: &usize) -> Result<(), ConnectionLost> {
         self.with(|machine| {
             machine.work(machine.costs.restart);
             if let Some(since) = machine.stopped[peer].take() {

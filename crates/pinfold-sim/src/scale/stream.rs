@@ -2,9 +2,9 @@
 
 use super::device::{Machine, TimedDevice, pages, to_nanos};
 use super::{Row, ScalePolicy, Scenario};
+use crate::fake::get_simulated;
 use crate::monitor::SimMonitor;
 use crate::random::Random;
-use crate::registrar::get_simulated;
 use crate::space::{AddressSpace, PAGE_BYTES, Protection};
 use pinfold_core::{Access, AddressRange, Cache, Config, Lease};
 use std::collections::BTreeMap;

@@ -9,9 +9,9 @@ use crate::fabric::{
     Completed, ConnectionId, DeviceCall, DevicePanic, Fabric, NicConfig, Work, WorkCompletion,
     WorkKind, World, stamp,
 };
+use crate::fake::get_simulated;
 use crate::fault::Moment;
 use crate::random::Random;
-use crate::registrar::get_simulated;
 use crate::space::Protection;
 use pinfold_core::{Access, AddressRange};
 use std::fmt;

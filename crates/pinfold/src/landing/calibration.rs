@@ -1,10 +1,4 @@
 //! Measuring from which length on an exchange of pages wins, and keeping what was found.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to land messages in memory of its own, with no device at work.
-
-#![allow(unsafe_code)]
 
 use super::crossover::{Crossover, Measured};
 use super::method::{LandError, Method};
@@ -160,12 +154,12 @@ fn measure_length<R: Registrar, M: Monitor>(
     let slab = Slab::new(bytes, 1, huge).map_err(CrossoverError::Slab)?;
     let options = ZoneOptions { watch_targets: watched, ..ZoneOptions::default() };
     let zone = Zone::new(cache, slab, options).map_err(CrossoverError::Zone)?;
-    let target = Target::new(bytes, huge)?;
+    let mut target = Target::new(bytes, huge)?;
     let mut times = [Method::Copy, Method::Exchange, Method::Replace].map(|_| Vec::new());
     for _ in 0..ROUNDS {
         let methods = [Method::Copy, Method::Exchange, Method::Replace];
         for (method, times) in methods.into_iter().zip(&mut times) {
-            times.push(time(&zone, &target, method)?);
+            times.push(time(&zone, &mut target, method)?);
         }
     }
     let [(copy, _), (exchange, exchange_refill), (replace, replace_refill)] = times.map(least);
@@ -177,14 +171,11 @@ type Times = (Duration, Duration);
 /// How long landing takes, and what comes after it.
 fn time<R: Registrar, M: Monitor>(
     zone: &Zone<'_, R, M, Slab>,
-    target: &Target,
+    target: &mut Target,
     method: Method,
 ) -> Result<Times, CrossoverError> {
-    // SAFETY: the target is this module's own; no device is told of the place.
-    let arrived = unsafe {
-        let start = std::ptr::with_exposed_provenance_mut(target.range.start());
-        zone.ask(start, target.range.len()).map_err(CrossoverError::Ask)?.arrived()
-    };
+    let Target { mapped, offset, bytes } = target;
+    let arrived = zone.arrived_in(mapped, *offset, *bytes).map_err(CrossoverError::Ask)?;
     let began = Instant::now();
     arrived.land_by(method).map_err(|refused| CrossoverError::Land(refused.error))?;
     let landed = began.elapsed();
@@ -199,8 +190,10 @@ fn least(times: Vec<Times>) -> Times {
 
 /// Memory to land in, whose pages are there.
 struct Target {
-    _mapped: OwnedMapping,
-    range: AddressRange,
+    mapped: OwnedMapping,
+    /// Where it begins in the mapping.
+    offset: usize,
+    bytes: usize,
 }
 
 /// Where a huge page may begin.
@@ -212,14 +205,15 @@ impl Target {
         let all = bytes + HUGE;
         let mapped =
             OwnedMapping::new(all).map_err(|Errno(errno)| CrossoverError::Memory { errno })?;
-        let first = mapped.start().addr().get().next_multiple_of(HUGE);
+        let start = mapped.start().addr().get();
+        let first = start.next_multiple_of(HUGE);
         let range = AddressRange::between(first, first + bytes).ok_or(none)?;
         // Advice: without huge pages they are small.
         let _ = mapped.want_huge_pages(huge);
         // Where that is not to be had, the first copy makes the pages, and is not the fastest.
         let how = pieces::Options::for_register_all();
         let _ = prefault(range, Access::WRITE, &how, &Progress::new());
-        Ok(Self { _mapped: mapped, range })
+        Ok(Self { mapped, offset: first - start, bytes })
     }
 }
 

@@ -17,7 +17,7 @@ use super::zone::{AskError, Exchange, Held, TargetWatch, Zone, is_replaced};
 use crate::in_flight::{InUse, Kept};
 use crate::{AddressRange, GetError, Monitor, Registrar};
 use pinfold_core::foreign;
-use pinfold_kernel::{memory, process::page_bytes};
+use pinfold_kernel::{mapping::OwnedMapping, memory, process::page_bytes};
 use std::{fmt, mem, process};
 
 /// What did not land, as it was before.
@@ -188,6 +188,23 @@ impl<'c, R: Registrar, M: Monitor, P: SlabPages> Zone<'c, R, M, P> {
         }
         let (held, handle, place) = self.hold(target)?;
         Ok(Place::new(held, handle, place, target, self.watch(target, None).at_first()))
+    }
+
+    /// A message that no device sends, as if it had arrived: for `length` bytes from `offset` of memory of the library's own.
+    pub(super) fn arrived_in<'z>(
+        &'z self,
+        target: &'z mut OwnedMapping,
+        offset: usize,
+        length: usize,
+    ) -> Result<Arrived<'z, 'c, R, M, P>, AskError> {
+        let start = target.start().as_ptr().wrapping_add(offset);
+        let part = AddressRange::new(start.addr(), length).map_err(AskError::Range)?;
+        if !target.range().is_some_and(|whole| whole.contains(&part)) {
+            return Err(AskError::NoSlot { length, free: 0 });
+        }
+        // SAFETY: the target lies in the mapping, which nothing else touches while it is lent; where the message is forgotten,
+        // nothing touches it behind that either. No device is told of the place.
+        unsafe { self.ask(start, length).map(|place| place.arrived()) }
     }
 }
 

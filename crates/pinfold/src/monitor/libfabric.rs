@@ -369,7 +369,7 @@ impl<M: Monitor> Feeder<M> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::subscriptions::tests::Told;
+    use super::super::subscriptions::tests::ScriptedMonitor;
     use super::*;
     use std::ffi::CStr;
     use std::mem::offset_of;
@@ -446,9 +446,9 @@ mod tests {
         -libc::ENOSYS
     }
 
-    static MONITOR: OnceLock<Arc<Told>> = OnceLock::new();
+    static MONITOR: OnceLock<Arc<ScriptedMonitor>> = OnceLock::new();
 
-    fn started() -> Option<Arc<Told>> {
+    fn started() -> Option<Arc<ScriptedMonitor>> {
         Some(Arc::clone(MONITOR.get_or_init(Arc::default)))
     }
 
@@ -462,7 +462,7 @@ mod tests {
         assert_eq!((offset_of!(Exported, start), offset_of!(Exported, stop)), (8, 16));
         assert_eq!((offset_of!(Exported, subscribe), offset_of!(Exported, valid)), (24, 40));
         assert_eq!(offset_of!(Notifying, notify), 8);
-        assert_eq!(offset_of!(Imported<Told>, fid), 0);
+        assert_eq!(offset_of!(Imported<ScriptedMonitor>, fid), 0);
     }
 
     #[test]
@@ -516,7 +516,7 @@ mod tests {
 
     #[test]
     fn without_a_monitor_libfabric_opens_no_cache() {
-        let none: fn() -> Option<Arc<Told>> = || None;
+        let none: fn() -> Option<Arc<ScriptedMonitor>> = || None;
         let fid = Box::into_raw(Imported::new(none)).cast::<FidMonitor>();
         // SAFETY: as what is imported, until it is dropped.
         unsafe {
@@ -524,7 +524,7 @@ mod tests {
             assert_eq!((exported.start)(fid), NO_MONITOR);
             assert_eq!((exported.start)(fid), NO_MONITOR);
             (exported.stop)(fid);
-            drop(Box::from_raw(fid.cast::<Imported<Told>>()));
+            drop(Box::from_raw(fid.cast::<Imported<ScriptedMonitor>>()));
         }
     }
 }

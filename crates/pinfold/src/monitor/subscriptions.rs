@@ -323,15 +323,15 @@ fn note_change(
 }
 
 #[cfg(test)]
-#[allow(unsafe_code)] // a monitor of which a test says what it sees
 pub(super) mod tests {
     use super::*;
-    use crate::{Change, Cover, MappingKind, Position, Replay, Sequence, Uncovered};
+    use crate::{Position, Replay, Sequence, Uncovered};
+    use pinfold_sim::{Fake, FakeMonitor};
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
     /// Sees what a test tells it.
     #[derive(Default, Debug)]
-    pub(in crate::monitor) struct Told {
+    pub(in crate::monitor) struct MonitorScript {
         log: Mutex<Vec<AddressRange>>,
         /// Entries that the next watch makes.
         at_watch: Mutex<Vec<AddressRange>>,
@@ -354,7 +354,9 @@ pub(super) mod tests {
         }
     }
 
-    impl Told {
+    pub(in crate::monitor) type ScriptedMonitor = Fake<MonitorScript>;
+
+    impl MonitorScript {
         pub(in crate::monitor) fn panics_at(&self, question: &'static str) {
             *self.panics_at.lock().unwrap() = Some(question);
         }
@@ -375,11 +377,7 @@ pub(super) mod tests {
         }
     }
 
-    // SAFETY: nothing is registered in these tests.
-    unsafe impl Monitor for Told {
-        fn name(&self) -> &'static str {
-            "told"
-        }
+    impl FakeMonitor for MonitorScript {
         fn check(&self) -> Result<Sequence, Lost> {
             self.asked("check");
             if self.lost.load(SeqCst) {
@@ -409,9 +407,6 @@ pub(super) mod tests {
             let end = log.len() as u64;
             Replay { up_to: Position(end, 0), sequence: Sequence(end), complete, may_repeat: false }
         }
-        fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-            Cover::Detected
-        }
         fn forked(&self) -> bool {
             self.asked("forked");
             self.forked.load(SeqCst)
@@ -439,12 +434,12 @@ pub(super) mod tests {
         Call { thread, stack: 1000 }
     }
 
-    fn table() -> Subscriptions<Told> {
-        Subscriptions::new(Arc::new(Told::default())).unwrap()
+    fn table() -> Subscriptions<ScriptedMonitor> {
+        Subscriptions::new(Arc::new(ScriptedMonitor::default())).unwrap()
     }
 
     /// Subscribed twice by thread 1, as if it had registered the range in between.
-    fn kept(start: usize, length: usize) -> (Subscriptions<Told>, AddressRange) {
+    fn kept(start: usize, length: usize) -> (Subscriptions<ScriptedMonitor>, AddressRange) {
         let (table, range) = (table(), range(start, length));
         assert!(!table.subscribe(range, by(1)) && table.subscribe(range, by(1)));
         (table, range)
@@ -636,7 +631,7 @@ pub(super) mod tests {
     /// Pages, caches and threads of libfabric's, one step at a time: whatever the order, no entry is found that has
     /// other pages than the program.
     struct World {
-        table: Subscriptions<Told>,
+        table: Subscriptions<ScriptedMonitor>,
         random: fastrand::Rng,
         /// What stands in each page now.
         pages: [u64; 4],

@@ -2,8 +2,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to copy and replace the pages of a region on the promise of
-//! [`HugePageWay::by_copy`](super::HugePageWay::by_copy), and to unmap what is left of its own mapping.
+//! This file reopens `unsafe_code` to let a caller promise what copying relies on ([`HugePageWay::by_copy`]), to copy and
+//! replace the pages of a region on that promise, and to unmap what is left of its own mapping.
 
 #![allow(unsafe_code)]
 
@@ -12,6 +12,45 @@ use super::collapse::{Obstacle, collapse, is_mapped};
 use super::pages::{self, Entry, ResidentPages};
 use crate::{AddressRange, MappingKind, mappings};
 use pinfold_kernel::{Errno, memory, numa};
+
+/// How memory gets into huge pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HugePageWay(pub(super) Kind);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    InPlace,
+    ByCopy(CopyWord),
+}
+
+/// The word of [`HugePageWay::by_copy`]'s caller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct CopyWord(());
+
+impl HugePageWay {
+    /// By the kernel (`MADV_COLLAPSE`, Linux 6.1), while the program uses the memory.
+    pub const IN_PLACE: Self = Self(Kind::InPlace);
+
+    /// By copying into huge pages that were made elsewhere, which then take the old ones' place in one
+    /// step. Needs room for a huge page (in steps) or for the whole region.
+    ///
+    /// Only plain private memory, readable and writable, is replaced; what is locked by the
+    /// program, kept from children, shared, a file's or has guard pages (`MADV_GUARD_INSTALL`) is left and told.
+    /// Advice that was given for the old pages is forgotten; the new ones are advised to be huge.
+    ///
+    /// # Safety
+    ///
+    /// For as long as this value is in use for a region: no thread writes to it, maps or unmaps
+    /// anything in it, nor protects it or puts guard pages into it; no device writes to it but through
+    /// the suspended cache, by connections that were named when it was suspended; no request is in flight on a lease that was handed over, unless the device sees to that itself
+    /// (as [`IoUring::with_tags`](crate::registrar::IoUring::with_tags) does); no thread calls
+    /// [`expire_suspensions`](pinfold_core::Cache::expire_suspensions) meanwhile; and no registration
+    /// of it by others (another library's cache, which does not hear of the exchange; a device of the
+    /// program's own) is used again.
+    pub const unsafe fn by_copy() -> Self {
+        Self(Kind::ByCopy(CopyWord(())))
+    }
+}
 
 /// Room for a region's blocks, each at the same distance from its place: so what takes the place
 /// of neighbours becomes one mapping again.
@@ -25,6 +64,8 @@ pub(super) struct Beside {
     bytes: usize,
     /// The mappings of the region whose pages can be replaced without a change of kind.
     plain: Vec<AddressRange>,
+    /// The blocks that can be switched, each once.
+    prepared: Vec<AddressRange>,
 }
 
 /// The flags of memory that is what `mmap` gives, but for advice about huge pages and the
@@ -40,7 +81,12 @@ fn is_plain(entry: &Entry) -> bool {
 }
 
 impl Beside {
-    pub(super) fn new(range: AddressRange, bytes: usize) -> Result<Self, RearrangeError> {
+    /// Of a region for which the word was given.
+    pub(super) fn new(
+        range: AddressRange,
+        bytes: usize,
+        _: CopyWord,
+    ) -> Result<Self, RearrangeError> {
         let failed = |operation| move |Errno(errno)| RearrangeError::Os { operation, errno };
         let plain = plain_parts(range).map_err(failed("reading /proc/self/smaps"))?;
         let no_room = || RearrangeError::Os { operation: "mmap", errno: libc::ENOMEM };
@@ -50,7 +96,7 @@ impl Beside {
         let room = memory::map(length).map_err(failed("mmap"))?;
         let first = range.start() / bytes * bytes;
         let distance = room.start().next_multiple_of(bytes).wrapping_sub(first);
-        Ok(Self { room, ours: vec![room], distance, bytes, plain })
+        Ok(Self { room, ours: vec![room], distance, bytes, plain, prepared: Vec::new() })
     }
 
     /// Where the block's copy is.
@@ -61,11 +107,7 @@ impl Beside {
     }
 
     /// Makes a huge page for `block`. No `get` waits for it.
-    ///
-    /// # Safety
-    ///
-    /// The promise of [`HugePageWay::by_copy`](super::HugePageWay::by_copy).
-    pub(super) unsafe fn prepare(&self, block: AddressRange) -> Result<(), Obstacle> {
+    pub(super) fn prepare(&mut self, block: AddressRange) -> Result<(), Obstacle> {
         if !is_mapped(block) {
             return Err(Obstacle::Unmapped);
         }
@@ -81,8 +123,10 @@ impl Beside {
         })?;
         // Devices may write to the block still, so this copy counts for nothing; but it brings
         // both into the processor's caches, which makes the one that counts three times as fast.
-        // SAFETY: the copy is ours, each page of the block can be read, and the program does not write to it.
+        // SAFETY: the copy is ours, each page of the block can be read, and the program does not write to it: that word was
+        // given to `new`.
         unsafe { memory::copy(block, copy) };
+        self.prepared.push(block);
         Ok(())
     }
 
@@ -94,16 +138,13 @@ impl Beside {
         if is_huge { Ok(()) } else { collapse(copy, true) }
     }
 
-    /// Copies the block's content and puts the huge page in its place.
-    ///
-    /// # Safety
-    ///
-    /// The promise of [`HugePageWay::by_copy`](super::HugePageWay::by_copy). The block was prepared, and is
-    /// switched once.
-    pub(super) unsafe fn switch(&mut self, block: AddressRange) -> Result<(), Obstacle> {
+    /// Copies the content of a block that was prepared and puts the huge page in its place.
+    pub(super) fn switch(&mut self, block: AddressRange) -> Result<(), Obstacle> {
+        let at = self.prepared.iter().position(|prepared| *prepared == block);
+        self.prepared.swap_remove(at.ok_or(Obstacle::Partial)?);
         let copy = self.copy_of(block).ok_or(Obstacle::Partial)?;
         // SAFETY: the copy is ours, each page of the block could be read when it was prepared, and no thread writes to
-        // it, unmaps it or guards it since, on the caller's word.
+        // it, unmaps it or guards it since: that word was given to `new`.
         unsafe { memory::copy(block, copy) };
         // SAFETY: as above; the old pages' content is in the new ones.
         let exchanged = unsafe { memory::move_over(copy, block) };
@@ -287,18 +328,24 @@ mod tests {
             eprintln!("skipped: no guard pages before Linux 6.13");
             return;
         }
-        let mut beside = Beside::new(block, BYTES).unwrap();
+        // No other thread knows of the block.
+        let mut beside = Beside::new(block, BYTES, CopyWord(())).unwrap();
         beside.plain = vec![block];
-        // SAFETY: no other thread knows of the block.
-        assert!(matches!(unsafe { beside.prepare(block) }, Err(Obstacle::OtherKind)));
+        assert!(matches!(beside.prepare(block), Err(Obstacle::OtherKind)));
     }
 
     #[test]
     fn what_was_given_away_is_not_unmapped() {
         let range = AddressRange::new(1 << 30, 4 << 20).unwrap();
         let gone = AddressRange::new((1 << 30) + (1 << 20), 1 << 20).unwrap();
-        let mut beside =
-            Beside { room: range, ours: vec![range], distance: 0, bytes: 1 << 20, plain: vec![] };
+        let mut beside = Beside {
+            room: range,
+            ours: vec![range],
+            distance: 0,
+            bytes: 1 << 20,
+            plain: vec![],
+            prepared: vec![],
+        };
         beside.give_away(gone);
         beside.give_away(gone);
         let left: Vec<_> = std::mem::take(&mut beside.ours);

@@ -1,13 +1,6 @@
 //! A region in huge pages.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to let a caller promise what copying relies on, and to pass that
-//! promise on.
 
-#![allow(unsafe_code)]
-
-use super::beside::Beside;
+use super::beside::{Beside, HugePageWay, Kind};
 use super::collapse::{Obstacle, collapse};
 use super::pages::{Look, ResidentPages};
 use super::{RearrangeError, accessible_parts, check};
@@ -16,41 +9,6 @@ use crate::{AddressRange, MappingKind, mappings};
 use pinfold_core::{Monitor, Suspend, Suspended};
 use pinfold_kernel::memory;
 use std::time::{Duration, Instant};
-
-/// How memory gets into huge pages.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct HugePageWay(pub(super) Kind);
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
-    InPlace,
-    ByCopy,
-}
-
-impl HugePageWay {
-    /// By the kernel (`MADV_COLLAPSE`, Linux 6.1), while the program uses the memory.
-    pub const IN_PLACE: Self = Self(Kind::InPlace);
-
-    /// By copying into huge pages that were made elsewhere, which then take the old ones' place in one
-    /// step. Needs room for a huge page (in steps) or for the whole region.
-    ///
-    /// Only plain private memory, readable and writable, is replaced; what is locked by the
-    /// program, kept from children, shared, a file's or has guard pages (`MADV_GUARD_INSTALL`) is left and told.
-    /// Advice that was given for the old pages is forgotten; the new ones are advised to be huge.
-    ///
-    /// # Safety
-    ///
-    /// For as long as this value is in use for a region: no thread writes to it, maps or unmaps
-    /// anything in it, nor protects it or puts guard pages into it; no device writes to it but through
-    /// the suspended cache, by connections that were named when it was suspended; no request is in flight on a lease that was handed over, unless the device sees to that itself
-    /// (as [`IoUring::with_tags`](crate::registrar::IoUring::with_tags) does); no thread calls
-    /// [`expire_suspensions`](pinfold_core::Cache::expire_suspensions) meanwhile; and no registration
-    /// of it by others (another library's cache, which does not hear of the exchange; a device of the
-    /// program's own) is used again.
-    pub const unsafe fn by_copy() -> Self {
-        Self(Kind::ByCopy)
-    }
-}
 
 /// What became of a region that was to be huge.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -195,7 +153,7 @@ pub(super) enum Tool {
 impl Tool {
     fn new(range: AddressRange, bytes: usize, way: HugePageWay) -> Result<Self, RearrangeError> {
         match way.0 {
-            Kind::ByCopy => Beside::new(range, bytes).map(Self::ByCopy),
+            Kind::ByCopy(word) => Beside::new(range, bytes, word).map(Self::ByCopy),
             Kind::InPlace if memory::can_collapse() => {
                 Ok(Self::InPlace { private: is_private(range) })
             }
@@ -212,11 +170,10 @@ impl Tool {
     }
 
     /// What can be done before the block is suspended.
-    pub(super) fn prepare(&self, block: AddressRange) -> Result<(), Obstacle> {
+    pub(super) fn prepare(&mut self, block: AddressRange) -> Result<(), Obstacle> {
         match self {
             Self::InPlace { .. } => Ok(()),
-            // SAFETY: the tool's maker gave the word of `HugePageWay::by_copy`.
-            Self::ByCopy(beside) => unsafe { beside.prepare(block) },
+            Self::ByCopy(beside) => beside.prepare(block),
         }
     }
 
@@ -224,8 +181,7 @@ impl Tool {
     pub(super) fn switch(&mut self, block: AddressRange) -> Result<(), Obstacle> {
         match self {
             Self::InPlace { private } => collapse(block, *private),
-            // SAFETY: as above.
-            Self::ByCopy(beside) => unsafe { beside.switch(block) },
+            Self::ByCopy(beside) => beside.switch(block),
         }
     }
 }

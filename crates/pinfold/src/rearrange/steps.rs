@@ -1,8 +1,9 @@
 //! A region made huge while it is in use: one huge page's worth is suspended at a time.
 
 use super::RearrangeError;
+use super::beside::HugePageWay;
 use super::collapse::Obstacle;
-use super::huge::{Defragmented, HugePageWay, Plan};
+use super::huge::{Defragmented, Plan};
 use super::pages::ResidentPages;
 use crate::AddressRange;
 use pinfold_core::foreign::{ForeignList, HandedOver, discard_all};

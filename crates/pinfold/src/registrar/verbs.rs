@@ -47,7 +47,6 @@ mod library;
 mod loopback;
 mod on_demand;
 mod registrar;
-mod suspend;
 
 pub use attributes::{Attributes, OnDemandPaging, Operations, Transport, access_flags, access_of};
 pub use connection::Connection;

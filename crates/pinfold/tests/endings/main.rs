@@ -11,6 +11,8 @@ mod callbacks;
 mod device;
 mod landings;
 mod pools;
+#[path = "../registrar_support/mod.rs"]
+mod registrar_support;
 mod suspensions;
 mod table;
 mod transfers;

@@ -11,6 +11,7 @@
 use crate::device::{
     Device, PAGE, RAN, Records, Silent, TheCache, cache, device, in_a_process_of_its_own,
 };
+use crate::registrar_support::memory_file;
 use crate::ways::{ENDS, End, child_does, end};
 use io_uring::{opcode, types};
 use pinfold::budget::{Budget, Reserve, Terms, Watermark};
@@ -26,7 +27,7 @@ use pinfold::{Access, AddressRange, Cache, Config, Monitor, Registrar, Watch};
 use pinfold_core::monitor::ChangeMark;
 use pinfold_core::pending_changes::PendingChanges;
 use pinfold_core::{Amount, ChangeMarks};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -481,8 +482,7 @@ fn ring() {
 
 /// What comes of sending the first bytes of `memory` by a slot.
 fn sends(ring: &io_uring::IoUring, index: BufferIndex, memory: &[u8]) -> i32 {
-    // SAFETY: the name ends with a zero byte, and the descriptor is new.
-    let file = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"ring".as_ptr(), 0)) };
+    let file = memory_file();
     let to = types::Fd(file.as_raw_fd());
     let entry = opcode::WriteFixed::new(to, memory.as_ptr(), 64, index.get()).build();
     // SAFETY: one thread uses the ring, and memory and file are there until the completion is.

@@ -1,13 +1,8 @@
 //! The ways for a value to end, and code that a forked child runs.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to fork.
 
-#![allow(unsafe_code)]
-
+use crate::registrar_support::in_forked_child;
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::mpsc;
@@ -88,22 +83,14 @@ fn in_a_child<T>(it: T) {
 
 /// A forked child does `work` with its copy, in time and without a panic; this process has its own back.
 pub(crate) fn child_does<T>(it: T, work: impl FnOnce(T)) -> T {
-    // SAFETY: what other threads of this process are in the midst of stays so in the child: that is what is
-    // tested. It works and ends.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: the child's own timer, and its own end.
-        unsafe {
-            libc::alarm(300);
-            let panicked = panics(|| work(it));
-            libc::_exit(i32::from(panicked));
-        }
-    }
-    let mut status = 0;
-    // SAFETY: the child of this process.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0, "the child went on to its end");
-    it
+    // What other threads of this process are in the midst of stays so in the child: that is what is tested.
+    let it = Cell::new(Some(it));
+    let to_its_end = in_forked_child(|| {
+        work(it.take().unwrap());
+        true
+    });
+    assert!(to_its_end, "the child went on to its end");
+    it.into_inner().unwrap()
 }
 
 /// Runs `work`, whose panics are expected; whether it panicked.

@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::registrar_support::{memory_file, ring_with_registrar};
 use crate::support::*;
 use io_uring::{opcode, types};
 use pinfold::monitor::{Best, Choice, Userfaultfd, best};
@@ -14,7 +15,7 @@ use pinfold::registrar::{IoUring, Mlock};
 use pinfold::{Access, Cache, Config, GetError, Lease, Monitor};
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -54,16 +55,11 @@ pub(crate) struct World {
 impl World {
     /// `None`, said, where something is missing.
     pub(crate) fn new() -> Option<Self> {
-        let ring = io_uring::IoUring::new(8);
-        let ring = ring.map_err(|error| eprintln!("skipped: no io_uring: {error}")).ok()?;
-        // SAFETY: the ring's table of buffers is left to the registrar.
-        let registrar = unsafe { IoUring::new(&ring, 64) }.unwrap();
+        let (ring, registrar) = ring_with_registrar(8, 64)?;
         let buffers = pinfold::cache(registrar, monitor()?, Config::keeping_all()).unwrap();
         let locks =
             pinfold::cache(Mlock::new().unwrap(), monitor()?, Config::keeping_all()).unwrap();
-        // SAFETY: a constant name; the descriptor is new.
-        let file = unsafe { File::from_raw_fd(libc::memfd_create(c"sink".as_ptr(), 1)) };
-        Some(Self { buffers, locks, ring: Mutex::new(ring), file })
+        Some(Self { buffers, locks, ring: Mutex::new(ring), file: memory_file() })
     }
 
     /// One that lives as long as the process, and may be freed by [`free`].

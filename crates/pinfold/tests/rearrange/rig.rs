@@ -1,13 +1,13 @@
 //! A ring, a cache over it, and memory of small pages.
 
-use super::registrar_support::Memory;
+use super::registrar_support::{Memory, memory_file};
 use io_uring::{opcode, types};
 use pinfold::monitor::Userfaultfd;
 use pinfold::registrar::IoUring;
 use pinfold::suspend::{Gets, Suspend, Suspended, SuspensionTerms};
 use pinfold::{Access, AddressRange, Cache, Config, Lease, Monitor, Registrar};
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 pub(crate) const HUGE: usize = 2 << 20;
@@ -103,9 +103,7 @@ pub(crate) fn suspend<'c, R: Suspend, M: Monitor>(
 }
 
 pub(crate) fn memfd(bytes: usize) -> File {
-    // SAFETY: the name ends with a zero byte; the descriptor is new.
-    let file =
-        unsafe { File::from_raw_fd(libc::memfd_create(c"pinfold".as_ptr(), libc::MFD_CLOEXEC)) };
+    let file = memory_file();
     file.set_len(bytes as u64).unwrap();
     file
 }

@@ -8,17 +8,20 @@
 #![allow(unsafe_code, dead_code)]
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+use io_uring::{opcode, types};
 use pinfold::registrar::verbs::Verbs;
-use pinfold::registrar::{IoUring, LockedPages, Mlock};
+use pinfold::registrar::{BufferIndex, IoUring, LockedPages, Mlock};
 use pinfold::suspend::Suspend;
 use pinfold::{
     Access, AddressRange, Cache, DeregisterError, GetError, Lease, Monitor, RegisterError,
     Registrar,
 };
-use std::fs;
+use std::fs::{self, File};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread;
 
 #[path = "../alone/mod.rs"]
 mod own_process;
@@ -81,11 +84,41 @@ pub(crate) struct QuietRing(#[expect(dead_code, reason = "it is kept open")] io_
 
 /// A registrar with a ring of its own; `None`, said, where there is no io_uring.
 pub(crate) fn registrar_of_a_ring(slots: u32) -> Option<(QuietRing, IoUring)> {
-    let ring = io_uring::IoUring::new(8);
-    let ring = ring.map_err(|why| eprintln!("skipped: no io_uring: {why}")).ok()?;
-    // SAFETY: the table is the registrar's alone: nothing else is done with what is kept of the ring.
-    let registrar = unsafe { IoUring::new(&ring, slots) }.unwrap();
+    let (ring, registrar) = ring_with_registrar(8, slots)?;
     Some((QuietRing(ring), registrar))
+}
+
+/// A ring of so many entries, and a registrar to which the tests leave its table; `None`, said, where there is no io_uring.
+pub(crate) fn ring_with_registrar(
+    entries: u32,
+    slots: u32,
+) -> Option<(io_uring::IoUring, IoUring)> {
+    let ring = io_uring::IoUring::new(entries);
+    let ring = ring.map_err(|why| eprintln!("skipped: no io_uring: {why}")).ok()?;
+    // SAFETY: as declared.
+    let registrar = unsafe { IoUring::new(&ring, slots) }.unwrap();
+    Some((ring, registrar))
+}
+
+/// A file in memory.
+pub(crate) fn memory_file() -> File {
+    File::from(pinfold_kernel::descriptor::memory_file(c"pinfold-test").unwrap())
+}
+
+/// Sends `length` registered bytes to the beginning of a file, and waits for it: how many, or the kernel's error, negative.
+pub(crate) fn send(
+    ring: &mut io_uring::IoUring,
+    file: &File,
+    start: *const u8,
+    length: usize,
+    index: BufferIndex,
+) -> i32 {
+    let (file, length) = (types::Fd(file.as_raw_fd()), u32::try_from(length).unwrap());
+    let entry = opcode::WriteFixed::new(file, start, length, index.get()).build();
+    // SAFETY: the kernel only reads, and only what is registered; it has done so when this returns.
+    unsafe { ring.submission().push(&entry).unwrap() };
+    ring.submit_and_wait(1).unwrap();
+    ring.completion().next().unwrap().result()
 }
 
 /// Locks memory, or what is none.
@@ -128,6 +161,11 @@ pub(crate) struct Memory {
     /// What has been unmapped of it: other code may have mapped it by now.
     hole: Range<usize>,
 }
+
+// SAFETY: the mapping is its own, as a vector's bytes are.
+unsafe impl Send for Memory {}
+// SAFETY: as above; what writes to it needs it mutable.
+unsafe impl Sync for Memory {}
 
 impl Memory {
     /// Zeroed private memory in small pages, so that what it costs can be counted.
@@ -317,7 +355,7 @@ pub(crate) fn in_forked_child(body: impl FnOnce() -> bool) -> bool {
             libc::signal(libc::SIGALRM, libc::SIG_DFL);
             libc::alarm(PATIENCE);
         }
-        let held = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
+        let held = catch_unwind(AssertUnwindSafe(body)).unwrap_or(false);
         // SAFETY: ends this child.
         unsafe { libc::_exit(if held { 0 } else { 1 }) };
     }
@@ -325,6 +363,24 @@ pub(crate) fn in_forked_child(body: impl FnOnce() -> bool) -> bool {
     // SAFETY: `status` has room for the answer.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+}
+
+/// Runs `body` on another thread than the first of a process, which has ended by then. Whether it returned.
+pub(crate) fn behind_the_first_thread(body: impl FnOnce() + Send + 'static) -> bool {
+    in_forked_child(|| {
+        let rest = move || {
+            while !fs::read_to_string("/proc/self/stat").is_ok_and(|stat| stat.contains(") Z ")) {
+                thread::yield_now();
+            }
+            let held = catch_unwind(AssertUnwindSafe(body)).is_ok();
+            // SAFETY: ends this child.
+            unsafe { libc::_exit(if held { 0 } else { 1 }) };
+        };
+        let _ends_the_process = thread::spawn(rest);
+        // SAFETY: ends this thread alone, which holds no lock; its stack and what is on it stay.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+        false
+    })
 }
 
 /// Lowers `RLIMIT_MEMLOCK` to `bytes` and gives up root, for which there is no limit.

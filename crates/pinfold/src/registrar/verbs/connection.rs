@@ -8,10 +8,9 @@
 
 #![allow(unsafe_code)]
 
-use super::device::Domain;
+use super::device::{Domain, has_ended};
 use super::ffi::*;
 use super::loopback::{Loopback, LoopbackError};
-use super::registrar::has_ended;
 use crate::handshake::{Agreement, Consent};
 use libc::{c_int, c_uint};
 use pinfold_core::{AddressRange, ConnectionLost, Transfers, Unsupported};

@@ -277,6 +277,17 @@ impl Device {
     }
 }
 
+/// Whether the device was taken away, and with it what it had: regions, queue pairs. By what [`Device::ask`] has answered.
+pub(super) const fn has_ended(errno: i32) -> bool {
+    errno == libc::ENODEV
+}
+
+/// Whether the device was taken away, or its descriptor closed (`EBADF`). Behind a closed one it lives on, for as long as
+/// something of it is mapped: queues, doorbells. No call reaches it, and what it had has not ended.
+pub(super) const fn is_gone(errno: i32) -> bool {
+    has_ended(errno) || errno == libc::EBADF
+}
+
 impl Drop for Device {
     /// Closes it if it is ours, except in a forked child, and where its descriptor was found closed: the library would close
     /// what has that number now.

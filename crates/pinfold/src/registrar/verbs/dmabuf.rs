@@ -11,8 +11,9 @@
 #![allow(unsafe_code)]
 
 use super::attributes::access_flags;
+use super::device::is_gone;
 use super::ffi::IBV_ACCESS_RELAXED_ORDERING;
-use super::registrar::{MemoryRegion, Verbs, is_gone};
+use super::registrar::{MemoryRegion, Verbs};
 use crate::fork_mark::FORKED;
 use pinfold_core::Access;
 use pinfold_kernel::{Errno, errno::last_errno};

@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::attributes::{Operations, Transport};
+use super::connection::Connection;
 use super::device::{DeviceError, Domain};
 use super::ffi::*;
 use super::loopback::{Loopback, LoopbackDirection, LoopbackError, Transfer};
@@ -16,7 +17,8 @@ use crate::fork_mark::FORKED;
 use crate::monitor::{NoMonitor, StartError};
 use libc::c_uint;
 use pinfold_core::{
-    Access, AddressRange, DeregisterError, RegisterError, Registrar, RegistrarLimits, Translation,
+    Access, AddressRange, ConnectionLost, DeregisterError, RegisterError, Registrar,
+    RegistrarLimits, Renewed, Suspend, Transfers, Translation, Unsupported,
 };
 use pinfold_kernel::{Errno, mapping::OwnedMapping, memory, process::page_bytes};
 use std::sync::Arc;
@@ -198,6 +200,56 @@ unsafe impl Registrar for OnDemand {
         _: AddressRange,
     ) -> Result<(), DeregisterError> {
         self.verbs.give_back(handle)
+    }
+}
+
+/// Queue pairs are stopped as with [`Verbs`]; registrations stay, because the device follows the page
+/// table, and so do the keys.
+// SAFETY: queue pairs as with [`Verbs`]; the device follows the page table, so that nothing has to be withdrawn.
+unsafe impl Suspend for OnDemand {
+    type Connection = Connection;
+
+    fn can_suspend(
+        &self,
+        range: AddressRange,
+        connections: &[Connection],
+    ) -> Result<(), Unsupported> {
+        if self.verbs().forked() {
+            return Err(Unsupported::Device);
+        }
+        // The keys stay, so what lies around the range may be touched.
+        let exposed = self.verbs().exposed_around(range).map(|_| range);
+        self.verbs().can_stop(exposed, connections)
+    }
+
+    fn stop(&self, connection: &Connection) -> Result<(), ConnectionLost> {
+        connection.stop()
+    }
+
+    fn in_flight(
+        &self,
+        connection: &Connection,
+        _: AddressRange,
+    ) -> Result<Transfers, ConnectionLost> {
+        connection.in_flight_or_failed()
+    }
+
+    unsafe fn renew(
+        &self,
+        _: MemoryRegion,
+        _: AddressRange,
+        _: Access,
+    ) -> Result<Renewed<MemoryRegion>, RegisterError> {
+        Ok(Renewed::Same)
+    }
+
+    unsafe fn restart(&self, connection: &Connection) -> Result<(), ConnectionLost> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { connection.restart() }
+    }
+
+    fn fail(&self, connection: &Connection) {
+        connection.fail();
     }
 }
 

@@ -9,15 +9,16 @@
 #![allow(unsafe_code)]
 
 use super::attributes::access_flags;
-use super::device::{Device, DeviceError, Domain};
+use super::connection::{self, Connection, Verdict};
+use super::device::{Device, DeviceError, Domain, has_ended, is_gone};
 use super::ffi::*;
 use crate::fork_mark::{FORKED, ForkMark};
 use crate::limits::Limits;
 use crate::mappings;
 use libc::c_uint;
 use pinfold_core::{
-    Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar, RegistrarLimits,
-    Unsupported,
+    Access, AddressRange, BadAddress, ConnectionLost, DeregisterError, RegisterError, Registrar,
+    RegistrarLimits, Renewed, Suspend, Transfers, Unsupported,
 };
 use pinfold_kernel::{Errno, process::page_bytes};
 use std::collections::{HashMap, HashSet};
@@ -436,17 +437,6 @@ fn bad_address(range: AddressRange, access: Access, on_demand: bool, errno: i32)
     }
 }
 
-/// Whether the device was taken away, and with it what it had: regions, queue pairs. By what `Device::ask` has answered.
-pub(super) const fn has_ended(errno: i32) -> bool {
-    errno == libc::ENODEV
-}
-
-/// Whether the device was taken away, or its descriptor closed (`EBADF`). Behind a closed one it lives on, for as long as
-/// something of it is mapped: queues, doorbells. No call reaches it, and what it had has not ended.
-pub(super) const fn is_gone(errno: i32) -> bool {
-    has_ended(errno) || errno == libc::EBADF
-}
-
 const REG: &str = "ibv_reg_mr";
 const DEREG: &str = "ibv_dereg_mr";
 
@@ -488,6 +478,114 @@ unsafe impl Registrar for Verbs {
         _: AddressRange,
     ) -> Result<(), DeregisterError> {
         self.give_back(handle)
+    }
+}
+
+impl Verbs {
+    /// Whether the connections can be stopped, and their peers keep off what they may touch: what is `exposed`, if anything
+    /// is.
+    pub(super) fn can_stop(
+        &self,
+        exposed: Option<AddressRange>,
+        connections: &[Connection],
+    ) -> Result<(), Unsupported> {
+        if let Some(range) = exposed.filter(|_| connections.is_empty()) {
+            return Err(Unsupported::PeerMayWrite { range });
+        }
+        let now = self.now();
+        for (index, connection) in connections.iter().enumerate() {
+            connection.can_stop(index, self.domain(), exposed, now)?;
+        }
+        if connections.is_empty() { Ok(()) } else { self.stops_queue_pairs() }
+    }
+
+    /// Whether the device can: tried until it has said so itself, either way.
+    fn stops_queue_pairs(&self) -> Result<(), Unsupported> {
+        if let Some(&said) = self.stops.get() {
+            return said;
+        }
+        match connection::test(self.domain()) {
+            Verdict::Said(said) => *self.stops.get_or_init(|| said),
+            Verdict::Untested(why) => Err(why),
+        }
+    }
+}
+
+/// Queue pairs are stopped in `SQD`, tried beforehand with one of our own; regions are deregistered,
+/// because their pages could not be moved otherwise, and registered anew: the keys change.
+///
+/// That a queue pair has drained is the driver's word, which the trial cannot test: drivers that never set `sq_draining`
+/// (`bnxt_re`, `irdma`) say so of a busy one. Where the word is untrue a transfer in flight meets a region that was
+/// deregistered, because those go before memory is moved: it fails, and the connection breaks. It moves no wrong bytes.
+///
+/// Without any connection named a suspension works on every device: it waits for the leases, which
+/// are all that local transfers of a program have that takes one for each.
+///
+/// A region to which a memory window is bound cannot be withdrawn; the suspension then says that
+/// translations are in flight, until its deadline. Behind that its range is registered anew, with other keys. The same holds
+/// where the device's descriptor was closed (`close_range`): what the library has mapped keeps the device open, and no call
+/// reaches what is registered with it. Queue pairs then have a transfer under way, because they may run on.
+// SAFETY: a queue pair is stopped in SQD, or in ERR, and its work is under way until the device says that it is drained;
+// a region that is withdrawn is deregistered.
+unsafe impl Suspend for Verbs {
+    type Connection = Connection;
+
+    fn can_suspend(
+        &self,
+        range: AddressRange,
+        connections: &[Connection],
+    ) -> Result<(), Unsupported> {
+        if self.forked() {
+            return Err(Unsupported::Device);
+        }
+        // Whole registrations lose their keys, so a peer that keeps off no more than the range would break its
+        // connection.
+        self.can_stop(self.exposed_around(range), connections)
+    }
+
+    fn stop(&self, connection: &Connection) -> Result<(), ConnectionLost> {
+        connection.stop()
+    }
+
+    fn in_flight(
+        &self,
+        connection: &Connection,
+        _: AddressRange,
+    ) -> Result<Transfers, ConnectionLost> {
+        connection.in_flight_or_failed()
+    }
+
+    unsafe fn withdraw(
+        &self,
+        handle: MemoryRegion,
+        _: AddressRange,
+    ) -> Result<(), DeregisterError> {
+        self.take_out(handle)
+    }
+
+    fn quiet(&self, range: AddressRange) -> bool {
+        !self.is_stuck(range)
+    }
+
+    unsafe fn renew(
+        &self,
+        handle: MemoryRegion,
+        range: AddressRange,
+        access: Access,
+    ) -> Result<Renewed<MemoryRegion>, RegisterError> {
+        // What the device did not let go of (see `quiet`) may have other pages by now, so it is not used again.
+        let _given_up = self.give_back(handle);
+        // SAFETY: the caller's promise.
+        unsafe { self.register_with(range, access, 0) }.map(Renewed::Changed)
+    }
+
+    unsafe fn restart(&self, connection: &Connection) -> Result<(), ConnectionLost> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { connection.restart() }
+    }
+
+    fn fail(&self, connection: &Connection) {
+        connection.fail();
     }
 }
 

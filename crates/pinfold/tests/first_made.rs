@@ -1,13 +1,11 @@
 //! Children that are forked while another thread makes values that the whole process has.
-//!
-//! # Safety
-//!
-//! This file reopens `unsafe_code` to fork.
 
-#![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic)] // tests may fail loudly
 
+mod registrar_support;
+
 use pinfold_core::first_made::FirstMade;
+use registrar_support::in_forked_child;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
@@ -18,8 +16,6 @@ const NEAR: usize = 1 << 12;
 const CHILDREN: usize = 400;
 /// Values that are made for each child.
 const EACH: usize = VALUES / CHILDREN - 1;
-/// A child that takes so long waits for ever.
-const PATIENCE_SECONDS: u32 = 300;
 
 static CELLS: [FirstMade<u64>; VALUES] = [const { FirstMade::new() }; VALUES];
 /// The value that is being made. The last one: no more.
@@ -32,28 +28,11 @@ fn value(at: usize) -> u64 {
 }
 
 /// What the child does: it needs the value that its parent's thread was at, and those around it.
-fn need_values() {
+fn needs_values() -> bool {
     // Relaxed: it is a copy of the parent's memory in one thread.
     let at = AT.load(Ordering::Relaxed);
-    let near = at.saturating_sub(NEAR)..(at + NEAR).min(VALUES);
-    assert!(near.clone().all(|at| value(at) == at as u64));
-}
-
-/// The status of a child that was forked now.
-fn forked() -> libc::c_int {
-    // SAFETY: the child allocates, which the C library allows it, and calls the kernel.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: the signal ends the child.
-        unsafe { libc::alarm(PATIENCE_SECONDS) };
-        need_values();
-        // SAFETY: the child's end.
-        unsafe { libc::_exit(0) };
-    }
-    let mut status = -1;
-    // SAFETY: the child of this process.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    status
+    let mut near = at.saturating_sub(NEAR)..(at + NEAR).min(VALUES);
+    near.all(|at| value(at) == at as u64)
 }
 
 #[test]
@@ -75,7 +54,7 @@ fn no_child_waits_for_a_value_that_its_parent_was_making() {
         let waited = (0..CHILDREN).find(|_| {
             // Relaxed: as above.
             UP_TO.fetch_add(EACH, Ordering::Relaxed);
-            forked() != 0
+            !in_forked_child(needs_values)
         });
         // Relaxed: as above.
         let made = AT.swap(VALUES, Ordering::Relaxed);
