@@ -122,7 +122,7 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
     ///
     /// As [`get`](Self::get).
     pub unsafe fn get_if_cached(self) -> Option<Lease<'c, R, M>> {
-        let likely = self.shared.likely(self.ask.start);
+        let likely = Lookup(self.shared).likely(self.ask.start);
         if !self.checked {
             Lookup(self.shared).bring_up_to_date().ok()?;
         } else if self.shared.monitor.forked() {
@@ -234,7 +234,7 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
 ///
 /// Pieces are cut at addresses that are multiples of
 /// [`Config::piece_bytes`](crate::Config::piece_bytes), so another range of the same buffer finds
-/// the same pieces again. Each piece makes its own monitor check, because the memory may change
+/// the same pieces again. Each piece makes its own monitor check, as each get does, because the memory may change
 /// between two of them, unless they come from [`Checked::request`](crate::Checked::request).
 /// After an error the iterator goes on with the next piece.
 #[must_use = "pieces are registered as they are asked for"]
@@ -328,7 +328,7 @@ impl<'c, R: Registrar, M: Monitor> Lookup<'c, R, M> {
         uses: Uses,
         until: Option<Instant>,
     ) -> Result<Lease<'c, R, M>, GetError> {
-        let likely = self.0.likely(ask.start);
+        let likely = self.likely(ask.start);
         let answer =
             if likely.is_none() && self.needs_no_answer(ask.start, ask.length, ask.terms, uses) {
                 Answer::Needless
@@ -358,7 +358,7 @@ impl<'c, R: Registrar, M: Monitor> Lookup<'c, R, M> {
         uses: Uses,
         until: Option<Instant>,
     ) -> Result<Lease<'c, R, M>, GetError> {
-        let likely = self.0.likely(ask.start);
+        let likely = self.likely(ask.start);
         let answer =
             if likely.is_none() && self.needs_no_answer(ask.start, ask.length, ask.terms, uses) {
                 Answer::Needless
@@ -377,25 +377,37 @@ impl<'c, R: Registrar, M: Monitor> Lookup<'c, R, M> {
             .map(|parts| Lease::of_parts(self.0, parts))
     }
 
+    /// What the index names for the address `start`. Not in a forked child: another thread may have been at work on the index,
+    /// and the pages of its copy are not all of one moment.
+    #[inline(always)]
+    fn likely(self, start: usize) -> Option<Entry<Region<R::Handle>>> {
+        if self.0.monitor.forked() { None } else { self.0.likely(start) }
+    }
+
     /// Whether a get that found nothing likely does without the monitor's answer.
     ///
     /// **Why it may.** The answer says whether the regions are to be believed that the index names. It names none of these
-    /// bytes; should it name one under the lock, the monitor is asked behind all ([`Miss`]). What the get registers is as new as
-    /// its pages, and what changed before that and is read behind it may only have it not kept, or given up
-    /// ([`fly`](crate::registering::Enlisted::fly)).
+    /// bytes; should it name one under the lock, or should what is registered be kept, the monitor is asked behind all
+    /// ([`Miss`]). What is registered for this use is as new as its pages.
     ///
-    /// What is bound to be kept is asked for: to watch it takes much longer, and it would be given up for a change that came
-    /// before it.
+    /// What is bound to be kept asks at once, and of the others one in eight ([`is_sampled`](Shared::is_sampled)).
     ///
     /// The arguments come one by one, as of [`hit`](Shared::hit).
     #[cold]
     fn needs_no_answer(self, start: usize, length: usize, terms: Terms, uses: Uses) -> bool {
-        let ask = Ask::new(start, length, terms);
+        // As in `likely`.
+        if self.0.monitor.forked() {
+            return false;
+        }
         let may_be_rented = match (uses, self.0.config.keep) {
             (Uses::One, _) | (Uses::Unknown, Keep::Never) => true,
-            (Uses::Unknown, Keep::WhenItPays) => self.0.config.clock.is_some(),
+            // Where a change costs nothing more, all is kept.
+            (Uses::Unknown, Keep::WhenItPays) => {
+                self.0.config.clock.is_some() && self.0.monitor.change_surcharge() > 0
+            }
             (Uses::Unknown, Keep::Always) | (Uses::Many | Uses::Worth(..), _) => false,
         };
+        let ask = Ask::new(start, length, terms);
         let is_plain = self.makes_sense(ask) && !terms.vouched;
         may_be_rented && is_plain && !self.0.is_named(ask)
     }

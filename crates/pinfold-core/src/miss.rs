@@ -47,7 +47,7 @@ pub(crate) struct Begun {
 pub(crate) enum Answer {
     /// Nothing: it was not asked.
     None,
-    /// The same, and it need not be, as long as the index names no region of the bytes.
+    /// The same, and it need not be, as long as the index names no region of the bytes and none is to be kept.
     Needless,
     /// All that it knew of is applied.
     Current,
@@ -367,11 +367,15 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         attempt: &Attempt,
         asked: Option<Checkup>,
     ) -> Result<Step<'c, R, M>, GetError> {
-        if let Some(checkup) = asked {
-            self.0.catch_up(writer, checkup)?;
-            // Forked as its log was read: the account is the parent's.
-            self.0.refuse_child()?;
+        let is_unasked = attempt.begun.answer == Answer::Needless && asked.is_none();
+        match asked {
+            Some(checkup) => self.0.catch_up(writer, checkup)?,
+            // What stands in the log already came before this get, and it is not to fill up.
+            None if is_unasked => _ = self.0.read_log(writer),
+            None => {}
         }
+        // Forked as its log was read: the account is the parent's.
+        self.0.refuse_child()?;
         if writer.watchers.has_due() || writer.is_cut() {
             return Ok(Step::Again);
         }
@@ -384,7 +388,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
             Some(Stop::Refuse(range)) => return Err(GetError::Suspended { range }),
             None => {}
         }
-        if attempt.begun.answer == Answer::Needless && asked.is_none() {
+        if is_unasked {
             // Entered since the get looked: none is believed without an answer.
             if self.0.is_named(want.into()) {
                 return Ok(Step::Again);
@@ -403,19 +407,30 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
                 let (allowed, held) = (u32::MAX as usize, writer.held.regions);
                 let full = Exhausted { limit: Limit::Regions, allowed, held, wanted: 1 };
                 let decision = self.decision(writer, want, plan, attempt);
+                // It would be given up for a change that came before this get and is on its way into the log.
+                if is_unasked && decision.per_use().is_none() {
+                    self.forgo(writer, plan, decision);
+                    return Ok(Step::Again);
+                }
                 // What is bought is seldom measured otherwise: what it takes to watch decides whether another is.
                 let is_timed =
                     attempt.is_sampled || decision.is_purchase() || !writer.costs.knows(range);
                 let enlisted = Registering(self.0).enlist(writer, plan, decision, is_timed);
                 enlisted.map(Step::Register).ok_or_else(|| {
-                    if decision.is_purchase() {
-                        writer.admission.retract(range, plan.terms);
-                    }
-                    self.0.give_budget(writer, plan.amount);
+                    self.forgo(writer, plan, decision);
                     GetError::Exhausted(full)
                 })
             }
         }
+    }
+
+    /// What was decided and has its part of the budget is not tried.
+    #[cold]
+    fn forgo(self, writer: &mut Writer, plan: Plan, decision: Decision) {
+        if decision.is_purchase() {
+            writer.admission.retract(plan.range, plan.terms);
+        }
+        self.0.give_budget(writer, plan.amount);
     }
 
     /// A lease of a region that is there already, looked up where the index is exact and where

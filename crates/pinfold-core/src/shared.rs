@@ -380,9 +380,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         self.say_if_awaited(region);
     }
 
-    /// Whether this is one of those misses that are measured.
+    /// Whether this is one of those misses that are measured, if anything is, and that ask the monitor in any case: it may learn
+    /// from it that the calling thread is not in the middle of a change.
     pub(crate) fn is_sampled(&self) -> bool {
-        self.clock().is_some() && admission::is_sampled(self.tick())
+        admission::is_sampled(self.tick())
     }
 
     /// What things are measured by, if anything is compared.

@@ -6,7 +6,10 @@
 mod common;
 
 use common::{Rig, Setup, pages};
-use pinfold_core::{Access, Clock, Config, GetError, Keep, PerUse, Uncovered, UseCosts, WhenFull};
+use pinfold_core::{
+    Access, Clock, Config, GetError, Keep, Monitor as _, PerUse, Uncovered, UseCosts, Watch,
+    WhenFull,
+};
 use pinfold_sim::Moment;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,6 +67,36 @@ fn what_is_used_often_is_kept() {
     assert!((0..100).all(|_| rig.touch(pages(1, 1)) == kept));
     assert_eq!(rig.monitor.watch_calls(), 1);
     assert_eq!(rig.statistics().not_admitted, USES_UNTIL_KEPT as u64 - 1);
+}
+
+/// Though no use asks the monitor, the log does not fill up.
+#[test]
+fn what_is_registered_for_each_use_reads_the_log() {
+    let config = Config { keep: Keep::Never, ..by_default() };
+    let rig = Setup { log_capacity: 16, ..Setup::with(config) }.rig();
+    let kept = rig.get_to_keep(pages(20, 1)).unwrap().handle();
+    for _ in 0..200 {
+        assert_eq!(rig.monitor.watch(pages(30, 1)), Watch::Covered);
+        rig.reallocate(pages(30, 1));
+        assert!(!rig.lease(pages(40, 1)).is_cached());
+    }
+    assert_eq!((rig.touch(pages(20, 1)), rig.statistics().overflows), (kept, 0));
+}
+
+/// Nor is a lease made of what changed before it was asked for, whether it is kept or not.
+#[test]
+fn what_changed_before_a_use_concerns_no_lease_of_it() {
+    let rig = rig_with(by_default());
+    let mut kept = 0;
+    for _ in 0..100 {
+        drop(rig.get_to_keep(pages(1, 1)).unwrap());
+        rig.reallocate(pages(0, 2));
+        // The region there does not begin as early.
+        let lease = rig.lease(pages(0, 2));
+        kept += u32::from(lease.is_cached());
+        assert!(!lease.is_invalidated(), "behind {kept} that were kept");
+    }
+    assert!(kept > 0);
 }
 
 /// Another page begins at another place in the books.

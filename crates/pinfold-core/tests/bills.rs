@@ -259,7 +259,7 @@ fn what_surrounds_a_registration_is_a_part_of_its_price() {
     assert!(ours <= kept + kept / 20, "{ours}, {kept} if kept always, {rented} if never");
 }
 
-/// Where no region can be mistaken for what is asked for, the monitor is asked only by those whose costs are measured.
+/// Where no region can be mistaken for what is asked for, few ask the monitor.
 #[test]
 fn what_is_registered_for_each_use_pays_no_check() {
     let [free, dear] = [0, 100_000].map(|check| {
@@ -267,8 +267,9 @@ fn what_is_registered_for_each_use_pays_no_check() {
         let world = |keep| World::new(Costs { check, ..PLAIN }, keep);
         [Keep::Never, Keep::WhenItPays].map(|keep| cost_in(&world(keep), program))
     });
-    assert_eq!(dear[0], free[0]);
-    assert!(dear[1] < free[1] + 20 * 100_000, "{dear:?}, {free:?} where a check is free");
+    for (dear, free) in dear.into_iter().zip(free) {
+        assert!(dear < free + 20 * 100_000, "{dear}, {free} where a check is free");
+    }
 }
 
 /// What is measured of the one range in turn is not what is measured of the other: the end of the header is dear.

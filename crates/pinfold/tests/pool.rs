@@ -633,9 +633,18 @@ fn a_thread_that_makes_no_slab_has_what_is_free_in_a_row() {
     drop(pool.get(20_000).unwrap());
     assert_eq!(pool.statistics().registered_bytes, 32 * KIB, "less than a span of blocks");
     let (began, patience) = (Instant::now(), Duration::from_secs(600));
-    let buffer = pool.request(20_000).when_exhausted(WhenExhausted::Wait(patience)).get().unwrap();
+    let get = || pool.request(20_000).when_exhausted(WhenExhausted::Wait(patience)).get().unwrap();
+    let only = get();
+    // And what comes back in a row.
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| drop(get()));
+        while pool.statistics().waiting == 0 {
+            thread::yield_now();
+        }
+        drop(only);
+        waiting.join().unwrap();
+    });
     assert!(began.elapsed() < patience / 2, "{:?}", began.elapsed());
-    drop(buffer);
     let statistics = consistent(&pool);
     assert_eq!((statistics.in_use_bytes, statistics.grown), (0, 1), "{statistics:?}");
 }

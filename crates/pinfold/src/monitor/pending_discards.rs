@@ -25,7 +25,7 @@
 //!    is not `D`. (Why the list is complete: see
 //!    [`ThreadDirectory::list`].)
 //! 4. **It called us**: a thread that executes our code is in user mode. If it does so after `t`
-//!    it is past `e`, if it was `D`. Every call leaves a mark: the thread's number and how many
+//!    it is past `e`, if it was `D`. Every check leaves a mark: the thread's number and how many
 //!    records there were at that moment. A mark that counts our record was made after `t`.
 //!    A mark of an earlier thread of the same number, made after `t`, means that the thread on
 //!    the list began after `t`: case 3.

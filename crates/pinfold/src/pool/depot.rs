@@ -847,13 +847,6 @@ impl Tries {
     pub(super) const fn of(run: Option<Want>) -> Self {
         Self { run, took_run: false, gave_back: 0, told: false }
     }
-
-    /// The run that does as well, if it is free.
-    pub(super) fn take_run(&mut self, state: &mut State) -> Option<NonNull<u8>> {
-        let block = state.take(self.run?)?;
-        self.took_run = true;
-        Some(block)
-    }
 }
 
 /// How often others are asked to give back for a slab that a device refuses: what they give may be of another device, and

@@ -85,12 +85,7 @@ impl Depot {
             self.raid(&mut state);
         }
         let patience = when.patience().filter(|_| !grows_on_this_thread(&state));
-        let mut found = state.take_if_unawaited(want);
-        // None that is there can hold it, and this thread makes none: there is no more than a run.
-        if patience.is_some() && !when.grows() && state.queue.is_empty() && !state.can_hold(want) {
-            found = found.or_else(|| tries.take_run(&mut state));
-        }
-        match (found, patience) {
+        match (state.take_if_unawaited(want), patience) {
             (None, Some(patience)) => {
                 self.wait(state, Waiter::new(self, want, when.grows(), tries), patience, watched)
             }
@@ -414,7 +409,10 @@ impl<'d> Waiter<'d> {
     /// Goes where it belongs as the slabs are now.
     fn take_a_place(&mut self, state: &mut State) {
         let kept_seat = self.kept_seat.take();
-        match (state.can_hold(self.want), self.seat.is_some()) {
+        // One that makes no slab will have no more than a run, where none is longer.
+        let run = self.tries.run.filter(|_| !self.grows);
+        let can_hold = state.can_hold(self.want) || run.is_some_and(|run| state.can_hold(run));
+        match (can_hold, self.seat.is_some()) {
             (true, true) => {}
             (false, false) if self.is_apart => {}
             (true, false) => {
@@ -439,7 +437,11 @@ impl<'d> Waiter<'d> {
 
     /// What it wants, or the run that does as well.
     fn take(&mut self, state: &mut State) -> Option<NonNull<u8>> {
-        state.take(self.want).or_else(|| self.tries.take_run(state))
+        state.take(self.want).or_else(|| {
+            let block = state.take(self.tries.run?)?;
+            self.tries.took_run = true;
+            Some(block)
+        })
     }
 
     /// Leaves its place until it takes one again, ahead of those that came later.
