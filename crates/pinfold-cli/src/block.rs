@@ -91,6 +91,9 @@ impl Block {
         use_it: impl FnOnce(R::Handle) -> Result<(), String>,
     ) -> Result<(), String> {
         let range = AddressRange::new(self.address(), self.length).map_err(|e| e.to_string())?;
+        if range != range.page_aligned(PAGE) {
+            return Err("a part of a page is not the block's own".into());
+        }
         // SAFETY: the block is borrowed until this function returns, and no reference into it exists.
         let handle = unsafe { registrar.register(range, access) }.map_err(|e| e.to_string())?;
         let used = use_it(handle);

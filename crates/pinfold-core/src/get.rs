@@ -12,6 +12,7 @@ use crate::admission::UseCosts;
 use crate::config::Keep;
 use crate::error::GetError;
 use crate::events::Checkup;
+use crate::foreign;
 use crate::index::Entry;
 use crate::lease::{Lease, Parts};
 use crate::miss::{Answer, Begun, Miss, Outcome, Uses, Worth};
@@ -122,12 +123,13 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
     ///
     /// As [`get`](Self::get).
     pub unsafe fn get_if_cached(self) -> Option<Lease<'c, R, M>> {
-        let likely = Lookup(self.shared).likely(self.ask.start);
+        // A fork since the check that the caller made makes every registration the parent's.
+        if self.shared.monitor.forked() {
+            return None;
+        }
+        let likely = self.shared.likely(self.ask.start);
         if !self.checked {
             Lookup(self.shared).bring_up_to_date().ok()?;
-        } else if self.shared.monitor.forked() {
-            // A fork since the check makes every registration the parent's.
-            return None;
         }
         let hit = Lookup(self.shared).hit_asked(self.ask, likely)?;
         Some(Lease::of_hit(self.shared, hit, self.ask))
@@ -328,18 +330,21 @@ impl<'c, R: Registrar, M: Monitor> Lookup<'c, R, M> {
         uses: Uses,
         until: Option<Instant>,
     ) -> Result<Lease<'c, R, M>, GetError> {
-        let likely = self.likely(ask.start);
-        let answer =
-            if likely.is_none() && self.needs_no_answer(ask.start, ask.length, ask.terms, uses) {
-                Answer::Needless
-            } else {
-                let seen = self.0.monitor.check();
-                let is_current = matches!(seen, Ok(seen) if self.0.has_applied(seen));
-                if is_current && let Some(hit) = self.hit_asked(ask, likely) {
-                    return Ok(Lease::of_hit(self.0, hit, ask));
-                }
-                if is_current { Answer::Current } else { Answer::News(seen) }
-            };
+        let is_forked = self.0.monitor.forked();
+        let likely = self.likely(ask.start, is_forked);
+        let answer = if likely.is_none()
+            && !is_forked
+            && self.needs_no_answer(ask.start, ask.length, ask.terms, uses)
+        {
+            Answer::Needless
+        } else {
+            let seen = self.0.monitor.check();
+            let is_current = matches!(seen, Ok(seen) if self.0.has_applied(seen));
+            if is_current && let Some(hit) = self.hit_asked(ask, likely) {
+                return Ok(Lease::of_hit(self.0, hit, ask));
+            }
+            if is_current { Answer::Current } else { Answer::News(seen) }
+        };
         let begun = Begun { uses, until, answer };
         // SAFETY: the caller's promise.
         unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, begun) }
@@ -358,19 +363,20 @@ impl<'c, R: Registrar, M: Monitor> Lookup<'c, R, M> {
         uses: Uses,
         until: Option<Instant>,
     ) -> Result<Lease<'c, R, M>, GetError> {
-        let likely = self.likely(ask.start);
-        let answer =
-            if likely.is_none() && self.needs_no_answer(ask.start, ask.length, ask.terms, uses) {
-                Answer::Needless
-            } else {
-                // A fork since the check makes every registration the parent's.
-                if !self.0.monitor.forked()
-                    && let Some(hit) = self.hit_asked(ask, likely)
-                {
-                    return Ok(Lease::of_hit(self.0, hit, ask));
-                }
-                Answer::None
-            };
+        // A fork since the check makes every registration the parent's.
+        let is_forked = self.0.monitor.forked();
+        let likely = self.likely(ask.start, is_forked);
+        let answer = if likely.is_none()
+            && !is_forked
+            && self.needs_no_answer(ask.start, ask.length, ask.terms, uses)
+        {
+            Answer::Needless
+        } else {
+            if !is_forked && let Some(hit) = self.hit_asked(ask, likely) {
+                return Ok(Lease::of_hit(self.0, hit, ask));
+            }
+            Answer::None
+        };
         let begun = Begun { uses, until, answer };
         // SAFETY: the caller's promise.
         unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, begun) }
@@ -380,8 +386,8 @@ impl<'c, R: Registrar, M: Monitor> Lookup<'c, R, M> {
     /// What the index names for the address `start`. Not in a forked child: another thread may have been at work on the index,
     /// and the pages of its copy are not all of one moment.
     #[inline(always)]
-    fn likely(self, start: usize) -> Option<Entry<Region<R::Handle>>> {
-        if self.0.monitor.forked() { None } else { self.0.likely(start) }
+    fn likely(self, start: usize, is_forked: bool) -> Option<Entry<Region<R::Handle>>> {
+        if is_forked { None } else { self.0.likely(start) }
     }
 
     /// Whether a get that found nothing likely does without the monitor's answer.
@@ -390,26 +396,26 @@ impl<'c, R: Registrar, M: Monitor> Lookup<'c, R, M> {
     /// bytes; should it name one under the lock, or should what is registered be kept, the monitor is asked behind all
     /// ([`Miss`]). What is registered for this use is as new as its pages.
     ///
-    /// What is bound to be kept asks at once, and of the others one in eight ([`is_sampled`](Shared::is_sampled)).
+    /// What is bound to be kept asks at once, and of the others one in eight ([`is_sampled`](Shared::is_sampled)). Not asked in a
+    /// forked child, as [`likely`](Self::likely).
     ///
     /// The arguments come one by one, as of [`hit`](Shared::hit).
     #[cold]
     fn needs_no_answer(self, start: usize, length: usize, terms: Terms, uses: Uses) -> bool {
-        // As in `likely`.
-        if self.0.monitor.forked() {
-            return false;
-        }
         let may_be_rented = match (uses, self.0.config.keep) {
             (Uses::One, _) | (Uses::Unknown, Keep::Never) => true,
-            // Where a change costs nothing more, all is kept.
-            (Uses::Unknown, Keep::WhenItPays) => {
-                self.0.config.clock.is_some() && self.0.monitor.change_surcharge() > 0
-            }
+            // Where a change costs nothing more, most is kept, and a check is no more than some loads.
+            (Uses::Unknown, Keep::WhenItPays) => self.0.measures() && self.surcharge() > 0,
             (Uses::Unknown, Keep::Always) | (Uses::Many | Uses::Worth(..), _) => false,
         };
         let ask = Ask::new(start, length, terms);
         let is_plain = self.makes_sense(ask) && !terms.vouched;
         may_be_rented && is_plain && !self.0.is_named(ask)
+    }
+
+    /// A hint, so that a monitor that panics over it has none.
+    fn surcharge(self) -> u64 {
+        foreign::call(|| self.0.monitor.change_surcharge()).unwrap_or(0)
     }
 
     /// A hit, if the arguments make sense; if not, the slow path says why.

@@ -186,7 +186,8 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     ///
     /// Knows of every change that a `get` begun now would know of. Memory that no monitor covers
     /// is never reported, nor what was registered for one use without being watched
-    /// ([`PerUse::Asked`], [`PerUse::NotAdmitted`], [`PerUse::Full`]) unless a cached region shares it; memory registered while a discard of it was pending
+    /// ([`PerUse::Asked`], [`PerUse::NotAdmitted`], [`PerUse::Full`]) unless a cached region shares it, and then one that ended
+    /// just before the get may count, which did not wait for what the monitor has not logged yet; memory registered while a discard of it was pending
     /// ([`PerUse::ChangePending`]) always is, because it is unknown. Costs a monitor's check.
     pub fn is_invalidated(&self) -> bool {
         self.shared.catch_up_for_lease(self.region);

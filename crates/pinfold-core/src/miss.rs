@@ -250,10 +250,12 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
 
     /// Asks the monitor, unless the get has its answer already, and what asking takes is not measured.
     fn ask_unless_answered(self, answer: Answer, is_sampled: bool) -> Option<Checkup> {
+        let is_measured = is_sampled && self.0.measures();
         match answer {
-            Answer::Current | Answer::Needless if !is_sampled => None,
-            Answer::News(seen) if !is_sampled => Some(Checkup::of(seen)),
-            _ => Some(self.0.ask(is_sampled)),
+            Answer::Needless if !is_sampled => None,
+            Answer::Current if !is_measured => None,
+            Answer::News(seen) if !is_measured => Some(Checkup::of(seen)),
+            _ => Some(self.0.ask(is_measured)),
         }
     }
 

@@ -81,7 +81,7 @@ pub unsafe trait Monitor: Send + Sync + 'static {
     /// How far the log has come, everything that took effect before this call included.
     ///
     /// This is on the path of every hit: one load where the monitor's means allow it. In a child that this call itself
-    /// forks it answers [`Lost::Forked`]: nothing else is asked on a hit.
+    /// forks it answers [`Lost::Forked`]: nothing is asked behind it on a hit.
     ///
     /// # Errors
     ///
@@ -137,8 +137,8 @@ pub unsafe trait Monitor: Send + Sync + 'static {
         0
     }
 
-    /// Whether this process is a forked child of the one that made the monitor. Destructors ask it, too: a panic is taken
-    /// for no.
+    /// Whether this process is a forked child of the one that made the monitor. Each get asks it first, so it is to be a load.
+    /// Destructors ask it, too: there a panic is taken for no.
     fn forked(&self) -> bool;
 
     /// How often the waiters were notified, modulo 2^32; see [`wait`](Self::wait).

@@ -386,6 +386,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         admission::is_sampled(self.tick())
     }
 
+    /// Whether what things take is measured here.
+    pub(crate) fn measures(&self) -> bool {
+        self.clock().is_some()
+    }
+
     /// What things are measured by, if anything is compared.
     fn clock(&self) -> Option<Clock> {
         self.config.clock.filter(|_| self.config.keep == Keep::WhenItPays)

@@ -7,12 +7,16 @@ mod common;
 
 use common::{Rig, Setup, pages};
 use pinfold_core::{
-    Access, Clock, Config, GetError, Keep, Monitor as _, PerUse, Uncovered, UseCosts, Watch,
-    WhenFull,
+    Access, AddressRange, Cache, Clock, Config, GetError, Keep, Lost, Monitor as _, PerUse,
+    Position, Replay, Sequence, Uncovered, UseCosts, Watch, WhenFull,
 };
-use pinfold_sim::Moment;
+use pinfold_sim::{
+    AddressSpace, DeviceConfig, Fake, FakeMonitor, Moment, Protection, SimDevice, SimRegistrar,
+    SimulatedRequest, get_simulated,
+};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Whatever is measured took a microsecond: registering, deregistering, watching, a check; what surrounds a registration took none,
 /// beside as many readings. So a use that is not kept costs one microsecond more than a hit, and keeping four and the surcharge.
@@ -69,7 +73,7 @@ fn what_is_used_often_is_kept() {
     assert_eq!(rig.statistics().not_admitted, USES_UNTIL_KEPT as u64 - 1);
 }
 
-/// Though no use asks the monitor, the log does not fill up.
+/// Though few uses ask the monitor, the log does not fill up.
 #[test]
 fn what_is_registered_for_each_use_reads_the_log() {
     let config = Config { keep: Keep::Never, ..by_default() };
@@ -95,6 +99,53 @@ fn what_changed_before_a_use_concerns_no_lease_of_it() {
         let lease = rig.lease(pages(0, 2));
         kept += u32::from(lease.is_cached());
         assert!(!lease.is_invalidated(), "behind {kept} that were kept");
+    }
+    assert!(kept > 0);
+}
+
+/// Changes that have returned come into the log as it is asked how far it has come: until then a thread has them in hand.
+#[derive(Default)]
+struct Late {
+    in_hand: Mutex<Vec<AddressRange>>,
+    log: Mutex<Vec<AddressRange>>,
+}
+
+impl FakeMonitor for Late {
+    fn check(&self) -> Result<Sequence, Lost> {
+        let mut log = self.log.lock().unwrap();
+        log.append(&mut self.in_hand.lock().unwrap());
+        Ok(Sequence(log.len() as u64))
+    }
+
+    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
+        let log = self.log.lock().unwrap();
+        log.iter().skip(usize::try_from(from.0).unwrap()).for_each(|&range| visit(range));
+        let end = log.len() as u64;
+        let (up_to, sequence) = (Position(end, 0), Sequence(end));
+        Replay { up_to, sequence, complete: true, may_repeat: false }
+    }
+
+    fn change_surcharge(&self) -> u64 {
+        SURCHARGE
+    }
+}
+
+/// It would be given up for that.
+#[test]
+fn what_is_to_be_kept_knows_of_what_changed_before() {
+    let space = Arc::new(AddressSpace::new());
+    space.map(pages(0, 2), Protection::ReadWrite);
+    let device = Arc::new(SimDevice::new(Arc::clone(&space), DeviceConfig::default()));
+    let registrar = SimRegistrar::new(&device);
+    let cache = Cache::new(registrar, Fake(Late::default()), by_default()).unwrap();
+    let mut kept = 0;
+    for _ in 0..200 {
+        let request = SimulatedRequest::new(&cache, pages(1, 1), Access::READ);
+        drop(request.to_keep().get().unwrap());
+        cache.monitor().in_hand.lock().unwrap().push(pages(0, 2));
+        let lease = get_simulated(&cache, pages(0, 2), Access::READ).unwrap();
+        kept += u32::from(lease.is_cached());
+        assert!(!lease.is_cached() || !lease.is_invalidated(), "the {kept}th");
     }
     assert!(kept > 0);
 }

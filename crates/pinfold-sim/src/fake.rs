@@ -26,7 +26,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A device or a monitor of a test, as the cache takes it.
+/// A device or a monitor of a test, as the cache takes it. Not to be used in one cache with a device or a monitor that is none,
+/// nor in a pair with one: what it says of memory would be believed for that device.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Fake<T>(pub T);
 

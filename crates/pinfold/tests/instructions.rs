@@ -86,7 +86,8 @@ unsafe impl Monitor for OneLoad {
     }
 
     fn forked(&self) -> bool {
-        false
+        // Relaxed: a load, as of a monitor that has a mark for it.
+        self.0.load(Ordering::Relaxed) == u64::MAX
     }
 
     fn notified(&self) -> u32 {

@@ -3,7 +3,8 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to say of barriers, and of a buffer around a vector, what the cache cannot check.
+//! This file reopens `unsafe_code` to say of barriers, and of a buffer around a vector, what the cache cannot check, and to ask
+//! the cache for addresses behind which no device stands.
 
 #![allow(unsafe_code)]
 #![allow(dead_code)] // every test binary uses its own part of this

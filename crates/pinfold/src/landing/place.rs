@@ -190,7 +190,8 @@ impl<'c, R: Registrar, M: Monitor, P: SlabPages> Zone<'c, R, M, P> {
         Ok(Place::new(held, handle, place, target, self.watch(target, None).at_first()))
     }
 
-    /// A message that no device sends, as if it had arrived: for `length` bytes from `offset` of memory of the library's own.
+    /// A message that no device sends, as if it had arrived: for `length` bytes from `offset` of memory of the library's own,
+    /// private, readable and writable, as [`OwnedMapping::new`] maps it.
     pub(super) fn arrived_in<'z>(
         &'z self,
         target: &'z mut OwnedMapping,

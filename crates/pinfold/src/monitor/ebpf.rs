@@ -476,6 +476,7 @@ unsafe impl Monitor for Ebpf {
         }
     }
 
+    #[inline]
     fn forked(&self) -> bool {
         self.core.mark.forked()
     }

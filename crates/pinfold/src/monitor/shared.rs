@@ -49,8 +49,9 @@ impl<M> Kept<M> {
         }
         let fresh = Arc::new(make()?);
         let link = || Box::new(Link { value: Arc::clone(&fresh), next: FirstMade::new() });
-        // Another thread may have been faster with one of its own.
-        let kept = current.map_or(&self.first, |link| &link.next).get_or_make(link);
+        // Other threads may have been faster with theirs, the last of which counts.
+        let made = current.map_or(&self.first, |link| &link.next).get_or_make(link);
+        let kept = self.last().unwrap_or(made);
         Ok(if usable(&kept.value) { Arc::clone(&kept.value) } else { fresh })
     }
 }

@@ -890,6 +890,7 @@ unsafe impl Monitor for Userfaultfd {
         }
     }
 
+    #[inline]
     fn forked(&self) -> bool {
         self.core.log.forked()
     }

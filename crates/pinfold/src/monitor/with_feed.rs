@@ -172,6 +172,7 @@ unsafe impl<M: Combinable> Monitor for WithFeed<M> {
         }
     }
 
+    #[inline]
     fn forked(&self) -> bool {
         self.monitor.forked()
     }

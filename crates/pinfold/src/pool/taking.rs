@@ -325,7 +325,8 @@ impl Depot {
     }
 }
 
-/// A thread that waits for a buffer: in the queue as long as a slab can hold that, apart else. It leaves its
+/// A thread that waits for a buffer: in the queue as long as a slab can hold that, or, if it makes none, the run that does as
+/// well; apart else. It leaves its
 /// place however its wait ends, also by a panic of a device or the budget, which would close the pool to all.
 struct Waiter<'d> {
     depot: &'d Depot,

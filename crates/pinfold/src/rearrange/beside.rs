@@ -55,13 +55,15 @@ impl HugePageWay {
 /// Room for a region's blocks, each at the same distance from its place: so what takes the place
 /// of neighbours becomes one mapping again.
 pub(super) struct Beside {
-    room: AddressRange,
     /// What is still ours of the room: the rest has taken its place, and any other mapping
     /// may get those addresses.
     ours: Vec<AddressRange>,
     /// What is to be added to an address of the region to get into the room.
     distance: usize,
+    /// How long a block is.
     bytes: usize,
+    /// The region for which the word was given.
+    region: AddressRange,
     /// The mappings of the region whose pages can be replaced without a change of kind.
     plain: Vec<AddressRange>,
     /// The blocks that can be switched, each once.
@@ -96,14 +98,16 @@ impl Beside {
         let room = memory::map(length).map_err(failed("mmap"))?;
         let first = range.start() / bytes * bytes;
         let distance = room.start().next_multiple_of(bytes).wrapping_sub(first);
-        Ok(Self { room, ours: vec![room], distance, bytes, plain, prepared: Vec::new() })
+        let (ours, prepared) = (vec![room], Vec::new());
+        Ok(Self { ours, distance, bytes, region: range, plain, prepared })
     }
 
-    /// Where the block's copy is.
+    /// Where the copy of the region's block is, which is ours still.
     fn copy_of(&self, block: AddressRange) -> Option<AddressRange> {
         let start = block.start().wrapping_add(self.distance);
         let copy = AddressRange::between(start, start.checked_add(self.bytes)?)?;
-        self.room.contains(&copy).then_some(copy)
+        let is_whole = block.len() == self.bytes && self.region.contains(&block);
+        (is_whole && self.ours.iter().any(|ours| ours.contains(&copy))).then_some(copy)
     }
 
     /// Makes a huge page for `block`. No `get` waits for it.
@@ -339,10 +343,10 @@ mod tests {
         let range = AddressRange::new(1 << 30, 4 << 20).unwrap();
         let gone = AddressRange::new((1 << 30) + (1 << 20), 1 << 20).unwrap();
         let mut beside = Beside {
-            room: range,
             ours: vec![range],
             distance: 0,
             bytes: 1 << 20,
+            region: range,
             plain: vec![],
             prepared: vec![],
         };

@@ -57,7 +57,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to declare [`Registrar::register`], to fill and empty the slots that are
+//! This file reopens `unsafe_code` to declare [`Registrar::register`] and what suspends, to fill and empty the slots that are
 //! the registrar's own, and to close a descriptor in a destructor.
 
 #![allow(unsafe_code)]

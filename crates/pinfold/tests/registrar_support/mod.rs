@@ -164,7 +164,7 @@ pub(crate) struct Memory {
 
 // SAFETY: the mapping is its own, as a vector's bytes are.
 unsafe impl Send for Memory {}
-// SAFETY: as above; what writes to it needs it mutable.
+// SAFETY: as above; a test reads the bytes where it has nothing else at work on them.
 unsafe impl Sync for Memory {}
 
 impl Memory {

@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` to register and prefetch, as the pinning registrar does, to test the device with memory of
+//! This file reopens `unsafe_code` to register, suspend and prefetch, as the pinning registrar does, to test the device with memory of
 //! its own, and to make the monitor that only such a registrar may have.
 
 #![allow(unsafe_code)]

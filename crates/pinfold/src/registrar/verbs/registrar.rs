@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! This file reopens `unsafe_code` for the calls that register and give back, whose arguments live
+//! This file reopens `unsafe_code` for the calls that register, suspend and give back, whose arguments live
 //! as long as the [`Domain`] does, and for [`MemoryRegion`], a pointer that threads hand to each
 //! other.
 
