@@ -9,15 +9,12 @@
 #![allow(unsafe_code)]
 
 use crate::admission::UseCosts;
-use crate::config::Keep;
 use crate::error::GetError;
 use crate::events::Checkup;
-use crate::foreign;
-use crate::index::Entry;
 use crate::lease::{Lease, Parts};
 use crate::miss::{Answer, Begun, Miss, Outcome, Uses, Worth};
 use crate::monitor::{Lost, Monitor};
-use crate::region::{Ask, Region, Terms, Want};
+use crate::region::{Ask, Terms, Want};
 use crate::registering::Promised;
 use crate::registrar::Registrar;
 use crate::shared::{Hit, Shared, operations};
@@ -123,16 +120,13 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
     ///
     /// As [`get`](Self::get).
     pub unsafe fn get_if_cached(self) -> Option<Lease<'c, R, M>> {
-        // A fork since the check that the caller made makes every registration the parent's.
-        if self.shared.monitor.forked() {
-            return None;
-        }
-        let likely = self.shared.likely(self.ask.start);
         if !self.checked {
             Lookup(self.shared).bring_up_to_date().ok()?;
+        } else if self.shared.monitor.forked() {
+            // A fork since the check makes every registration the parent's.
+            return None;
         }
-        let hit = Lookup(self.shared).hit_asked(self.ask, likely)?;
-        Some(Lease::of_hit(self.shared, hit, self.ask))
+        Lookup(self.shared).hit_asked(self.ask).map(|hit| Lease::of_hit(self.shared, hit, self.ask))
     }
 
     /// For a caller that can do without: copy the bytes, say. The lease where a registration that serves it is
@@ -330,17 +324,12 @@ impl<'c, R: Registrar, M: Monitor> Lookup<'c, R, M> {
         uses: Uses,
         until: Option<Instant>,
     ) -> Result<Lease<'c, R, M>, GetError> {
-        let is_forked = self.0.monitor.forked();
-        let likely = self.likely(ask.start, is_forked);
-        let answer = if likely.is_none()
-            && !is_forked
-            && self.needs_no_answer(ask.start, ask.length, ask.terms, uses)
-        {
+        let answer = if self.needs_no_answer(ask, uses) {
             Answer::Needless
         } else {
             let seen = self.0.monitor.check();
             let is_current = matches!(seen, Ok(seen) if self.0.has_applied(seen));
-            if is_current && let Some(hit) = self.hit_asked(ask, likely) {
+            if is_current && let Some(hit) = self.hit_asked(ask) {
                 return Ok(Lease::of_hit(self.0, hit, ask));
             }
             if is_current { Answer::Current } else { Answer::News(seen) }
@@ -364,68 +353,45 @@ impl<'c, R: Registrar, M: Monitor> Lookup<'c, R, M> {
         until: Option<Instant>,
     ) -> Result<Lease<'c, R, M>, GetError> {
         // A fork since the check makes every registration the parent's.
-        let is_forked = self.0.monitor.forked();
-        let likely = self.likely(ask.start, is_forked);
-        let answer = if likely.is_none()
-            && !is_forked
-            && self.needs_no_answer(ask.start, ask.length, ask.terms, uses)
+        if !self.0.monitor.forked()
+            && let Some(hit) = self.hit_asked(ask)
         {
-            Answer::Needless
-        } else {
-            if !is_forked && let Some(hit) = self.hit_asked(ask, likely) {
-                return Ok(Lease::of_hit(self.0, hit, ask));
-            }
-            Answer::None
-        };
+            return Ok(Lease::of_hit(self.0, hit, ask));
+        }
+        let answer = if self.needs_no_answer(ask, uses) { Answer::Needless } else { Answer::None };
         let begun = Begun { uses, until, answer };
         // SAFETY: the caller's promise.
         unsafe { self.get_asked_slowly(ask.start, ask.length, ask.terms, begun) }
             .map(|parts| Lease::of_parts(self.0, parts))
     }
 
-    /// What the index names for the address `start`. Not in a forked child: another thread may have been at work on the index,
-    /// and the pages of its copy are not all of one moment.
-    #[inline(always)]
-    fn likely(self, start: usize, is_forked: bool) -> Option<Entry<Region<R::Handle>>> {
-        if is_forked { None } else { self.0.likely(start) }
-    }
-
-    /// Whether a get that found nothing likely does without the monitor's answer.
+    /// Whether a get does without the monitor's answer. Asked only where an answer takes long.
     ///
     /// **Why it may.** The answer says whether the regions are to be believed that the index names. It names none of these
     /// bytes; should it name one under the lock, or should what is registered be kept, the monitor is asked behind all
     /// ([`Miss`]). What is registered for this use is as new as its pages.
     ///
-    /// What is bound to be kept asks at once, and of the others one in eight ([`is_sampled`](Shared::is_sampled)). Not asked in a
-    /// forked child, as [`likely`](Self::likely).
-    ///
-    /// The arguments come one by one, as of [`hit`](Shared::hit).
-    #[cold]
-    fn needs_no_answer(self, start: usize, length: usize, terms: Terms, uses: Uses) -> bool {
-        let may_be_rented = match (uses, self.0.config.keep) {
-            (Uses::One, _) | (Uses::Unknown, Keep::Never) => true,
-            // Where a change costs nothing more, most is kept, and a check is no more than some loads.
-            (Uses::Unknown, Keep::WhenItPays) => self.0.measures() && self.surcharge() > 0,
-            (Uses::Unknown, Keep::Always) | (Uses::Many | Uses::Worth(..), _) => false,
-        };
-        let ask = Ask::new(start, length, terms);
-        let is_plain = self.makes_sense(ask) && !terms.vouched;
-        may_be_rented && is_plain && !self.0.is_named(ask)
+    /// What is bound to be kept asks at once, and of the others one in eight ([`is_sampled`](Shared::is_sampled)).
+    #[inline(always)]
+    fn needs_no_answer(self, ask: Ask, uses: Uses) -> bool {
+        self.0.spares_checks && self.is_surely_a_miss(ask.start, ask.length, ask.terms, uses)
     }
 
-    /// A hint, so that a monitor that panics over it has none.
-    fn surcharge(self) -> u64 {
-        foreign::call(|| self.0.monitor.change_surcharge()).unwrap_or(0)
+    /// Whether nothing that is cached can serve the bytes, and they may be registered for this use. Not in a forked child:
+    /// another thread may have been at work on the index, and the pages of its copy are not all of one moment.
+    ///
+    /// The arguments come one by one, as of [`hit`](Shared::hit).
+    #[inline(never)]
+    fn is_surely_a_miss(self, start: usize, length: usize, terms: Terms, uses: Uses) -> bool {
+        let ask = Ask::new(start, length, terms);
+        let may_be_rented = matches!(uses, Uses::One | Uses::Unknown) && !terms.vouched;
+        may_be_rented && !self.0.monitor.forked() && self.makes_sense(ask) && !self.0.is_named(ask)
     }
 
     /// A hit, if the arguments make sense; if not, the slow path says why.
     #[inline(always)]
-    fn hit_asked(
-        self,
-        ask: Ask,
-        likely: Option<Entry<Region<R::Handle>>>,
-    ) -> Option<Hit<'c, R::Handle>> {
-        if self.makes_sense(ask) { self.0.hit(ask, likely) } else { None }
+    fn hit_asked(self, ask: Ask) -> Option<Hit<'c, R::Handle>> {
+        if self.makes_sense(ask) { self.0.hit(ask) } else { None }
     }
 
     /// Whether it names bytes and rights that the device can be asked for.

@@ -81,12 +81,18 @@ pub unsafe trait Monitor: Send + Sync + 'static {
     /// How far the log has come, everything that took effect before this call included.
     ///
     /// This is on the path of every hit: one load where the monitor's means allow it. In a child that this call itself
-    /// forks it answers [`Lost::Forked`]: nothing is asked behind it on a hit.
+    /// forks it answers [`Lost::Forked`]: nothing else is asked on a hit, unless it [takes long](Self::has_slow_check).
     ///
     /// # Errors
     ///
     /// [`Lost`] when this monitor will see nothing more.
     fn check(&self) -> Result<Sequence, Lost>;
+
+    /// Whether a check takes much longer than some loads: a system call, for instance. Then a get that cannot be a hit asks
+    /// only if it has to. The cache asks this once, as it is made.
+    fn has_slow_check(&self) -> bool {
+        false
+    }
 
     /// Sees to it that every change of `range` is seen from now on.
     ///
@@ -137,8 +143,8 @@ pub unsafe trait Monitor: Send + Sync + 'static {
         0
     }
 
-    /// Whether this process is a forked child of the one that made the monitor. Each get asks it first, so it is to be a load.
-    /// Destructors ask it, too: there a panic is taken for no.
+    /// Whether this process is a forked child of the one that made the monitor. Destructors ask it, too: there a panic is taken
+    /// for no.
     fn forked(&self) -> bool;
 
     /// How often the waiters were notified, modulo 2^32; see [`wait`](Self::wait).
@@ -190,6 +196,10 @@ unsafe impl<M: Monitor + ?Sized> Monitor for std::sync::Arc<M> {
 
     fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
         (**self).coverage(mapping, change)
+    }
+
+    fn has_slow_check(&self) -> bool {
+        (**self).has_slow_check()
     }
 
     fn change_surcharge(&self) -> u64 {

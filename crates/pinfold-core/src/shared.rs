@@ -21,7 +21,7 @@ use crate::followed_ranges::FollowedRanges;
 use crate::foreign::{self, ForeignPart, discard, runs_through};
 use crate::hazard::{Hazard, Hazards, Scanned, Slot, Unpublished};
 use crate::holds::Hold;
-use crate::index::{Entry, Index, Recycler};
+use crate::index::{Index, Recycler};
 use crate::monitor::{Forked, Monitor, Position, Sequence};
 use crate::order::Order;
 use crate::region::{Ask, List, Lists, Region, Terms};
@@ -52,6 +52,8 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     pub(crate) index: Index<Region<R::Handle>>,
     pub(crate) registrar: ForeignPart<R>,
     pub(crate) config: Config,
+    /// Whether a check takes long here, and much is registered for one use.
+    pub(crate) spares_checks: bool,
     /// The budget that others draw on as well.
     pub(crate) account: Option<ForeignPart<Arc<dyn Account>>>,
     pub(crate) limits: RegistrarLimits,
@@ -201,6 +203,15 @@ macro_rules! operations {
 }
 pub(crate) use operations;
 
+/// Whether some of what a caller says nothing of is registered for its use alone.
+fn rents(config: &Config) -> bool {
+    match config.keep {
+        Keep::Never => true,
+        Keep::WhenItPays => config.clock.is_some(),
+        Keep::Always => false,
+    }
+}
+
 /// A region that was live when it was looked at, behind its hazard.
 #[derive(Clone, Copy)]
 pub(crate) struct Hit<'c, H> {
@@ -233,6 +244,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             tick: AtomicU64::new(1),
             awaiting: AtomicBool::new(false),
             hazards: Hazards::new(config.barriers),
+            spares_checks: monitor.has_slow_check() && rents(&config),
             monitor,
             index: Index::new(),
             registrar,
@@ -287,31 +299,22 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         }
     }
 
-    /// What the index names for the address `start`, of which nothing is known yet: it may be found before the monitor is
-    /// asked, and is believed behind that.
-    #[inline(always)]
-    pub(crate) fn likely(&self, start: usize) -> Option<Entry<Region<R::Handle>>> {
-        self.index.guess(start).or_else(|| self.index.latest(start))
-    }
-
     /// Whether the index names a region, right or not, that contains the bytes.
     pub(crate) fn is_named(&self, ask: Ask) -> bool {
-        self.index.find(ask.start, ask.end(), |_| Some(())).is_some()
+        let is_guessed = self.index.guess(ask.start).is_some();
+        is_guessed || self.index.find(ask.start, ask.end(), |_| Some(())).is_some()
     }
 
-    /// A live region that serves `ask`, protected, if one is found without a lock: the [likely](Self::likely) one, or else any.
+    /// A live region that serves `ask`, protected, if one is found without a lock.
     ///
     /// Two words, returned in registers: the lease itself is written once, by the method, and not
     /// copied on its way out.
     #[inline(always)]
-    pub(crate) fn hit(
-        &self,
-        ask: Ask,
-        likely: Option<Entry<Region<R::Handle>>>,
-    ) -> Option<Hit<'_, R::Handle>> {
+    pub(crate) fn hit(&self, ask: Ask) -> Option<Hit<'_, R::Handle>> {
         let slot = self.hazards.slot()?;
+        let entry = self.index.guess(ask.start).or_else(|| self.index.latest(ask.start));
         // A long one that is not to be found any more may still be named: to protect it would take the lock.
-        if let Some(region) = likely.map(|entry| self.index.place(entry)).filter(|it| it.is_live())
+        if let Some(region) = entry.map(|entry| self.index.place(entry)).filter(|it| it.is_live())
             && let Some(hit) = self.try_protect(slot, region, ask)
         {
             slot.count_hit();
@@ -386,7 +389,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
         admission::is_sampled(self.tick())
     }
 
-    /// Whether what things take is measured here.
+    /// Whether what things take is measured here, because anything is compared.
     pub(crate) fn measures(&self) -> bool {
         self.clock().is_some()
     }

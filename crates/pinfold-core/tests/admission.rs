@@ -125,6 +125,10 @@ impl FakeMonitor for Late {
         Replay { up_to, sequence, complete: true, may_repeat: false }
     }
 
+    fn has_slow_check(&self) -> bool {
+        true
+    }
+
     fn change_surcharge(&self) -> u64 {
         SURCHARGE
     }

@@ -142,6 +142,10 @@ impl FakeMonitor for Slow<SimMonitor> {
         self.0.coverage(mapping, change)
     }
 
+    fn has_slow_check(&self) -> bool {
+        true
+    }
+
     fn change_surcharge(&self) -> u64 {
         self.1.change
     }

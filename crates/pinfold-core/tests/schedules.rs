@@ -569,6 +569,10 @@ unsafe impl Monitor for Watcher {
         Watch::Covered
     }
 
+    fn has_slow_check(&self) -> bool {
+        true
+    }
+
     fn change_surcharge(&self) -> u64 {
         100
     }

@@ -238,6 +238,10 @@ unsafe impl Monitor for OfProcess {
         self.0.coverage(mapping, change)
     }
 
+    fn has_slow_check(&self) -> bool {
+        self.0.has_slow_check()
+    }
+
     fn change_surcharge(&self) -> u64 {
         self.0.change_surcharge()
     }

@@ -235,6 +235,11 @@ pub trait FakeMonitor: Send + Sync + 'static {
         Cover::Detected
     }
 
+    /// See [`Monitor::has_slow_check`].
+    fn has_slow_check(&self) -> bool {
+        false
+    }
+
     /// See [`Monitor::change_surcharge`].
     fn change_surcharge(&self) -> u64 {
         0
@@ -444,6 +449,10 @@ unsafe impl<M: FakeMonitor> Monitor for Fake<M> {
 
     fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
         self.0.coverage(mapping, change)
+    }
+
+    fn has_slow_check(&self) -> bool {
+        self.0.has_slow_check()
     }
 
     fn change_surcharge(&self) -> u64 {

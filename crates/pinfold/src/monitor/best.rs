@@ -347,6 +347,14 @@ unsafe impl Monitor for Best {
         self.monitor().mark_changes(range)
     }
 
+    fn has_slow_check(&self) -> bool {
+        match &self.active {
+            Active::Ebpf(monitor) => monitor.has_slow_check(),
+            Active::Userfaultfd(monitor) => monitor.has_slow_check(),
+            Active::NoMonitor(monitor) => monitor.has_slow_check(),
+        }
+    }
+
     fn change_surcharge(&self) -> u64 {
         self.monitor().change_surcharge()
     }

@@ -476,7 +476,6 @@ unsafe impl Monitor for Ebpf {
         }
     }
 
-    #[inline]
     fn forked(&self) -> bool {
         self.core.mark.forked()
     }

@@ -853,6 +853,10 @@ unsafe impl Monitor for Userfaultfd {
         Watch::Covered
     }
 
+    fn has_slow_check(&self) -> bool {
+        true
+    }
+
     fn change_surcharge(&self) -> u64 {
         self.price.surcharge()
     }
@@ -890,7 +894,6 @@ unsafe impl Monitor for Userfaultfd {
         }
     }
 
-    #[inline]
     fn forked(&self) -> bool {
         self.core.log.forked()
     }

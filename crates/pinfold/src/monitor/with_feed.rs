@@ -161,6 +161,10 @@ unsafe impl<M: Combinable> Monitor for WithFeed<M> {
         Some(Box::new([monitors, Box::new(feeds)]))
     }
 
+    fn has_slow_check(&self) -> bool {
+        self.monitor.has_slow_check()
+    }
+
     fn change_surcharge(&self) -> u64 {
         self.monitor.change_surcharge()
     }
@@ -172,7 +176,6 @@ unsafe impl<M: Combinable> Monitor for WithFeed<M> {
         }
     }
 
-    #[inline]
     fn forked(&self) -> bool {
         self.monitor.forked()
     }
