@@ -230,7 +230,7 @@ impl<'c, R: Registrar, M: Monitor> GetRequest<'c, R, M> {
 ///
 /// Pieces are cut at addresses that are multiples of
 /// [`Config::piece_bytes`](crate::Config::piece_bytes), so another range of the same buffer finds
-/// the same pieces again. Each piece makes its own monitor check, as each get does, because the memory may change
+/// the same pieces again. Each piece makes its own monitor check, as a get does, because the memory may change
 /// between two of them, unless they come from [`Checked::request`](crate::Checked::request).
 /// After an error the iterator goes on with the next piece.
 #[must_use = "pieces are registered as they are asked for"]
@@ -384,8 +384,16 @@ impl<'c, R: Registrar, M: Monitor> Lookup<'c, R, M> {
     #[inline(never)]
     fn is_surely_a_miss(self, start: usize, length: usize, terms: Terms, uses: Uses) -> bool {
         let ask = Ask::new(start, length, terms);
-        let may_be_rented = matches!(uses, Uses::One | Uses::Unknown) && !terms.vouched;
-        may_be_rented && !self.0.monitor.forked() && self.makes_sense(ask) && !self.0.is_named(ask)
+        let may_be_rented = match uses {
+            Uses::One => true,
+            Uses::Unknown => self.0.rents(),
+            Uses::Many | Uses::Worth(..) => false,
+        };
+        may_be_rented
+            && !terms.vouched
+            && !self.0.monitor.forked()
+            && self.makes_sense(ask)
+            && !self.0.is_named(ask)
     }
 
     /// A hit, if the arguments make sense; if not, the slow path says why.

@@ -52,7 +52,7 @@ pub(crate) struct Shared<R: Registrar, M: Monitor> {
     pub(crate) index: Index<Region<R::Handle>>,
     pub(crate) registrar: ForeignPart<R>,
     pub(crate) config: Config,
-    /// Whether a check takes long here, and much is registered for one use.
+    /// Whether a check takes long here, so that a get that cannot be a hit spares it.
     pub(crate) spares_checks: bool,
     /// The budget that others draw on as well.
     pub(crate) account: Option<ForeignPart<Arc<dyn Account>>>,
@@ -203,15 +203,6 @@ macro_rules! operations {
 }
 pub(crate) use operations;
 
-/// Whether some of what a caller says nothing of is registered for its use alone.
-fn rents(config: &Config) -> bool {
-    match config.keep {
-        Keep::Never => true,
-        Keep::WhenItPays => config.clock.is_some(),
-        Keep::Always => false,
-    }
-}
-
 /// A region that was live when it was looked at, behind its hazard.
 #[derive(Clone, Copy)]
 pub(crate) struct Hit<'c, H> {
@@ -244,7 +235,7 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
             tick: AtomicU64::new(1),
             awaiting: AtomicBool::new(false),
             hazards: Hazards::new(config.barriers),
-            spares_checks: monitor.has_slow_check() && rents(&config),
+            spares_checks: monitor.has_slow_check(),
             monitor,
             index: Index::new(),
             registrar,
@@ -387,6 +378,11 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     /// from it that the calling thread is not in the middle of a change.
     pub(crate) fn is_sampled(&self) -> bool {
         admission::is_sampled(self.tick())
+    }
+
+    /// Whether some of what a caller says nothing of is registered for its use alone.
+    pub(crate) fn rents(&self) -> bool {
+        self.config.keep == Keep::Never || self.measures()
     }
 
     /// Whether what things take is measured here, because anything is compared.

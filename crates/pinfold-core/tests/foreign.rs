@@ -122,6 +122,11 @@ impl FakeMonitor for NervousState {
         Replay { up_to: Position(end, 0), sequence: Sequence(end), complete, may_repeat: false }
     }
 
+    fn has_slow_check(&self) -> bool {
+        self.calls.call();
+        true
+    }
+
     fn change_surcharge(&self) -> u64 {
         self.calls.call();
         1

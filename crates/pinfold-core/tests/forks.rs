@@ -256,6 +256,11 @@ impl FakeMonitor for Watcher {
         }
     }
 
+    fn has_slow_check(&self) -> bool {
+        self.0.asked("has_slow_check");
+        true
+    }
+
     fn change_surcharge(&self) -> u64 {
         self.0.asked("change_surcharge");
         0

@@ -4,10 +4,10 @@
 
 mod support;
 
-use pinfold::monitor::{Feed, NoMonitor, Userfaultfd, WithFeed};
+use pinfold::monitor::{Feed, NoMonitor, Userfaultfd, WithFeed, best};
 use pinfold::{Monitor, Watch};
 use std::hint::black_box;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use support::*;
 
@@ -28,6 +28,21 @@ fn print(name: &str, rounds: u32, per_round: u32, mut work: impl FnMut()) {
     };
     let best = std::iter::repeat_with(once).take(rounds as usize).min();
     println!("{name:40} {:>8} ns", best.unwrap_or_default());
+}
+
+/// A cache knows of each monitor whether its check is a system call, whatever stands around it.
+#[test]
+fn what_checks_by_a_system_call_says_so() {
+    static FEED: Feed = Feed::new();
+    let _alone = alone();
+    assert!(!NoMonitor::new().unwrap().has_slow_check());
+    let best = best().unwrap();
+    assert_eq!(best.has_slow_check(), best.name().starts_with("userfaultfd"), "{}", best.name());
+    drop(best);
+    let userfaultfd = Userfaultfd::new().unwrap();
+    assert!(userfaultfd.has_slow_check());
+    let both: Arc<dyn Monitor> = Arc::new(WithFeed::new(userfaultfd, &FEED));
+    assert!(both.has_slow_check());
 }
 
 #[test]

@@ -348,11 +348,7 @@ unsafe impl Monitor for Best {
     }
 
     fn has_slow_check(&self) -> bool {
-        match &self.active {
-            Active::Ebpf(monitor) => monitor.has_slow_check(),
-            Active::Userfaultfd(monitor) => monitor.has_slow_check(),
-            Active::NoMonitor(monitor) => monitor.has_slow_check(),
-        }
+        self.monitor().has_slow_check()
     }
 
     fn change_surcharge(&self) -> u64 {

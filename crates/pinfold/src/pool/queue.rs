@@ -3,7 +3,8 @@
 //! Only the first takes what comes back, and no thread passes it by: neither those behind it nor those
 //! that come and would not wait. So a long buffer is got in the end although short ones come and go
 //! all the time, at the price that a thread that waits for one delays all behind it until it is there
-//! or the patience is spent. A thread that no slab could serve does not join: it waits apart (see `depot`).
+//! or the patience is spent. A thread that no slab could serve, not even with a run if it makes none, does
+//! not join: it waits apart (see `depot`).
 //! One thread is woken for what came back, not all of them.
 //!
 //! A thread that has a listener called leaves the queue for that time, because the listener may wait for a thread
