@@ -1049,7 +1049,12 @@ mod tests {
     fn a_change_goes_past_younger_leases_in_slices() {
         let cache = filled();
         let mut held: Vec<_> = (0..MANY).map(|number| once(&cache, number)).collect();
-        let number = cache.shared.locked(|writer| writer.unapplied.push(all())).unwrap();
+        let read = |writer: &mut Writer| {
+            let number = writer.unapplied.push(all());
+            cache.shared.publish_applied(writer);
+            number
+        };
+        let number = cache.shared.locked(read).unwrap();
         let change = cache.shared.locked(|writer| writer.unapplied.rest_of(number)).unwrap();
         // All but the last are younger than the change, of which each get applies a slice.
         (0..MANY - 1).for_each(|number| held[number] = once(&cache, number));
