@@ -269,7 +269,7 @@ fn what_is_registered_for_each_use_pays_no_check() {
     let [free, dear] = [0, 100_000].map(|check| {
         let program = |world: &World| (0..100).for_each(|at| _ = world.reads(pages(at % 3, 1)));
         let world = |keep| World::new(Costs { check, ..PLAIN }, keep);
-        [Keep::Never, Keep::WhenItPays].map(|keep| cost_in(&world(keep), program))
+        [Keep::Never, Keep::WhenItPays].map(|keep| cost_of(100, &world(keep), program))
     });
     for (dear, free) in dear.into_iter().zip(free) {
         assert!(dear < free + 20 * 100_000, "{dear}, {free} where a check is free");
