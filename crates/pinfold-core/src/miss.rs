@@ -429,9 +429,7 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
     /// What was decided and has its part of the budget is not tried.
     #[cold]
     fn forgo(self, writer: &mut Writer, plan: Plan, decision: Decision) {
-        if decision.is_purchase() {
-            writer.admission.retract(plan.range, plan.terms);
-        }
+        decision.take_back(&mut writer.admission, plan.range, plan.terms);
         self.0.give_budget(writer, plan.amount);
     }
 
@@ -531,19 +529,19 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
 
     /// Whether to keep a range for which the caller does not decide.
     fn verdict(self, writer: &mut Writer, terms: Terms, range: AddressRange) -> Verdict {
-        match (self.0.config.keep, self.0.config.clock) {
-            (Keep::Never, _) => Verdict::Rent(0),
-            (Keep::Always, _) | (_, None) => Verdict::Keep,
-            (Keep::WhenItPays, Some(_)) => {
-                let surcharge = self.0.change_surcharge(writer);
-                let Some(costs) = writer.costs.of(range, surcharge) else {
-                    // Nothing was measured; what costs nothing need not be.
-                    let is_free = surcharge == 0 && !writer.admission.was_in_vain(range, terms);
-                    return if is_free { Verdict::Keep } else { Verdict::Rent(0) };
-                };
-                writer.admission.decide(range, terms, costs)
-            }
+        if !self.0.rents() {
+            return Verdict::Keep;
         }
+        if !self.0.measures() {
+            return Verdict::Rent(0);
+        }
+        let surcharge = self.0.change_surcharge(writer);
+        let Some(costs) = writer.costs.of(range, surcharge) else {
+            // Nothing was measured; what costs nothing need not be.
+            let is_free = surcharge == 0 && !writer.admission.was_in_vain(range, terms);
+            return if is_free { Verdict::Keep } else { Verdict::Rent(0) };
+        };
+        writer.admission.decide(range, terms, costs)
     }
 
     /// What there is for a use of `want` that no hit found, and that the caller can do without at these costs. If there is nothing,

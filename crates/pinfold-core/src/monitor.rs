@@ -158,68 +158,90 @@ pub unsafe trait Monitor: Send + Sync + 'static {
     fn wait(&self, seen: u32);
 }
 
+/// All of a [`Monitor`] but `watch`, as `$to` answers it: for one around another, `self` and what is inside.
+///
+/// Also of what has methods of the same names.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! forward_monitor {
+    ($self:ident, $to:expr) => {
+        fn name(&$self) -> &'static str {
+            $to.name()
+        }
+
+        #[inline]
+        fn check(&$self) -> ::core::result::Result<$crate::Sequence, $crate::Lost> {
+            $to.check()
+        }
+
+        fn has_slow_check(&$self) -> bool {
+            $to.has_slow_check()
+        }
+
+        fn change_pending(&$self, range: $crate::AddressRange) -> bool {
+            $to.change_pending(range)
+        }
+
+        fn replay(
+            &$self,
+            from: $crate::Position,
+            visit: &mut dyn FnMut($crate::AddressRange),
+        ) -> $crate::Replay {
+            $to.replay(from, visit)
+        }
+
+        fn replay_some(
+            &$self,
+            from: $crate::Position,
+            most: usize,
+            visit: &mut dyn FnMut($crate::AddressRange),
+        ) -> $crate::Replay {
+            $to.replay_some(from, most, visit)
+        }
+
+        fn mark_changes(
+            &$self,
+            range: $crate::AddressRange,
+        ) -> ::core::option::Option<::std::boxed::Box<dyn $crate::ChangeMark + '_>> {
+            $to.mark_changes(range)
+        }
+
+        fn coverage(
+            &$self,
+            mapping: $crate::MappingKind,
+            change: $crate::Change,
+        ) -> $crate::Cover {
+            $to.coverage(mapping, change)
+        }
+
+        fn change_surcharge(&$self) -> u64 {
+            $to.change_surcharge()
+        }
+
+        fn forked(&$self) -> bool {
+            $to.forked()
+        }
+
+        fn notified(&$self) -> u32 {
+            $to.notified()
+        }
+
+        fn notify(&$self) {
+            $to.notify();
+        }
+
+        fn wait(&$self, seen: u32) {
+            $to.wait(seen);
+        }
+    };
+}
+
 // SAFETY: every call goes to the one monitor inside, whose promise it is.
 unsafe impl<M: Monitor + ?Sized> Monitor for std::sync::Arc<M> {
-    fn name(&self) -> &'static str {
-        (**self).name()
-    }
-
-    #[inline]
-    fn check(&self) -> Result<Sequence, Lost> {
-        (**self).check()
-    }
+    crate::forward_monitor!(self, (**self));
 
     fn watch(&self, range: AddressRange) -> Watch {
         (**self).watch(range)
-    }
-
-    fn change_pending(&self, range: AddressRange) -> bool {
-        (**self).change_pending(range)
-    }
-
-    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
-        (**self).replay(from, visit)
-    }
-
-    fn replay_some(
-        &self,
-        from: Position,
-        most: usize,
-        visit: &mut dyn FnMut(AddressRange),
-    ) -> Replay {
-        (**self).replay_some(from, most, visit)
-    }
-
-    fn mark_changes(&self, range: AddressRange) -> Option<Box<dyn ChangeMark + '_>> {
-        (**self).mark_changes(range)
-    }
-
-    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
-        (**self).coverage(mapping, change)
-    }
-
-    fn has_slow_check(&self) -> bool {
-        (**self).has_slow_check()
-    }
-
-    fn change_surcharge(&self) -> u64 {
-        (**self).change_surcharge()
-    }
-
-    fn forked(&self) -> bool {
-        (**self).forked()
-    }
-
-    fn notified(&self) -> u32 {
-        (**self).notified()
-    }
-
-    fn notify(&self) {
-        (**self).notify();
-    }
-
-    fn wait(&self, seen: u32) {
-        (**self).wait(seen);
     }
 }
 

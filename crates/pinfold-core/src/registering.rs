@@ -73,6 +73,13 @@ impl Decision {
         matches!(self, Self::Buy(_) | Self::Join | Self::KeepUnasked)
     }
 
+    /// What was bought, if it was, is not tried, or not kept.
+    pub(crate) fn take_back(self, admission: &mut Admission, range: AddressRange, terms: Terms) {
+        if self.is_purchase() {
+            admission.retract(range, terms);
+        }
+    }
+
     /// What was [judged](Self::is_judged) cannot be had.
     #[cold]
     pub(crate) fn abandon(self, admission: &mut Admission, range: AddressRange, terms: Terms) {
@@ -504,9 +511,7 @@ impl<'c, R: Registrar, M: Monitor> Enlisted<'c, R, M> {
     /// What was bought, if it was, is not kept.
     fn note_not_kept(&self, writer: &mut Writer) {
         let Plan { range, terms, .. } = self.plan;
-        if self.decision.is_purchase() {
-            writer.admission.retract(range, terms);
-        }
+        self.decision.take_back(&mut writer.admission, range, terms);
         if self.decision.is_judged() && !self.is_tried_again {
             self.decision.abandon(&mut writer.admission, range, terms);
         }

@@ -23,10 +23,7 @@ use crate::settings::Settings;
 use crate::{apart, environment, sandbox};
 use libc::{c_int, c_void};
 use pinfold::monitor::libfabric::{FiOpen, import_with};
-use pinfold::{
-    AddressRange, Change, ChangeMark, Cover, Lost, MappingKind, Monitor, Position, Replay,
-    Sequence, Uncovered, Watch,
-};
+use pinfold::{AddressRange, Monitor, Uncovered, Watch};
 use pinfold_kernel::errno::{last_errno, set_errno};
 use pinfold_kernel::thread::NotCancelled;
 use std::ffi::CStr;
@@ -198,68 +195,13 @@ struct OfProcess(Monitored);
 
 // SAFETY: every call goes to the monitor inside, whose promise it is.
 unsafe impl Monitor for OfProcess {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-
-    fn check(&self) -> Result<Sequence, Lost> {
-        self.0.check()
-    }
+    pinfold::forward_monitor!(self, self.0);
 
     fn watch(&self, range: AddressRange) -> Watch {
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         note_kept(range);
         let refused = Watch::Uncovered(Uncovered::Refused { errno: libc::ENOMEM });
         apart::run_again(|| self.0.watch(range)).unwrap_or(refused)
-    }
-
-    fn change_pending(&self, range: AddressRange) -> bool {
-        self.0.change_pending(range)
-    }
-
-    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
-        self.0.replay(from, visit)
-    }
-
-    fn replay_some(
-        &self,
-        from: Position,
-        most: usize,
-        visit: &mut dyn FnMut(AddressRange),
-    ) -> Replay {
-        self.0.replay_some(from, most, visit)
-    }
-
-    fn mark_changes(&self, range: AddressRange) -> Option<Box<dyn ChangeMark + '_>> {
-        self.0.mark_changes(range)
-    }
-
-    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
-        self.0.coverage(mapping, change)
-    }
-
-    fn has_slow_check(&self) -> bool {
-        self.0.has_slow_check()
-    }
-
-    fn change_surcharge(&self) -> u64 {
-        self.0.change_surcharge()
-    }
-
-    fn forked(&self) -> bool {
-        self.0.forked()
-    }
-
-    fn notified(&self) -> u32 {
-        self.0.notified()
-    }
-
-    fn notify(&self) {
-        self.0.notify();
-    }
-
-    fn wait(&self, seen: u32) {
-        self.0.wait(seen);
     }
 }
 

@@ -414,65 +414,10 @@ unsafe impl<D: FakeSuspend> Suspend for Fake<D> {
 
 // SAFETY: it watches no memory that a device could reach: see the header.
 unsafe impl<M: FakeMonitor> Monitor for Fake<M> {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-
-    fn check(&self) -> Result<Sequence, Lost> {
-        self.0.check()
-    }
+    pinfold_core::forward_monitor!(self, self.0);
 
     fn watch(&self, range: AddressRange) -> Watch {
         self.0.watch(range)
-    }
-
-    fn change_pending(&self, range: AddressRange) -> bool {
-        self.0.change_pending(range)
-    }
-
-    fn replay(&self, from: Position, visit: &mut dyn FnMut(AddressRange)) -> Replay {
-        self.0.replay(from, visit)
-    }
-
-    fn replay_some(
-        &self,
-        from: Position,
-        most: usize,
-        visit: &mut dyn FnMut(AddressRange),
-    ) -> Replay {
-        self.0.replay_some(from, most, visit)
-    }
-
-    fn mark_changes(&self, range: AddressRange) -> Option<Box<dyn ChangeMark + '_>> {
-        self.0.mark_changes(range)
-    }
-
-    fn coverage(&self, mapping: MappingKind, change: Change) -> Cover {
-        self.0.coverage(mapping, change)
-    }
-
-    fn has_slow_check(&self) -> bool {
-        self.0.has_slow_check()
-    }
-
-    fn change_surcharge(&self) -> u64 {
-        self.0.change_surcharge()
-    }
-
-    fn forked(&self) -> bool {
-        self.0.forked()
-    }
-
-    fn notified(&self) -> u32 {
-        self.0.notified()
-    }
-
-    fn notify(&self) {
-        self.0.notify();
-    }
-
-    fn wait(&self, seen: u32) {
-        self.0.wait(seen);
     }
 }
 

@@ -88,8 +88,6 @@ pub mod tier;
 
 pub use pinfold_core::admission::{self, UseCosts};
 pub use pinfold_core::clock::{self, Clock};
-#[doc(hidden)]
-pub use pinfold_core::listed;
 pub use pinfold_core::notice::{self, Notice, Notices, Revocation, SuspensionId};
 #[doc(inline)]
 pub use pinfold_core::suspend;
@@ -100,4 +98,6 @@ pub use pinfold_core::{
     RangeError, Reclaimer, RegisterError, Registrar, RegistrarLimits, Replay, Sequence,
     StableBuffer, Statistics, Translation, Uncovered, Watch, WhenFull, no_connections,
 };
+#[doc(hidden)]
+pub use pinfold_core::{forward_monitor, listed};
 pub use start::{CacheError, cache, cache_within, on_demand_cache};

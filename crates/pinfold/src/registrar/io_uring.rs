@@ -312,6 +312,14 @@ impl IoUring {
         if self.fork_mark.forked() { tags.is_one(user_data) } else { tags.ended(user_data) }
     }
 
+    /// Fills a slot that is the caller's, which is free again if it cannot be.
+    fn fill_or_give_back(&self, slot: u16, range: AddressRange) -> Result<(), RegisterError> {
+        self.fill(slot, range).map_err(|errno| {
+            self.slots.give_back(slot);
+            self.explain(range, errno)
+        })
+    }
+
     fn fill(&self, slot: u16, range: AddressRange) -> Result<(), Errno> {
         let Some(tags) = &self.tags else {
             self.ring.fill(slot, range, 0)?;
@@ -423,13 +431,7 @@ unsafe impl Registrar for IoUring {
         self.check_request(range, access)?;
         let slot =
             self.slots.take().ok_or(RegisterError::TableFull { capacity: self.slots.capacity })?;
-        match self.fill(slot, range) {
-            Ok(()) => Ok(BufferIndex(slot)),
-            Err(errno) => {
-                self.slots.give_back(slot);
-                Err(self.explain(range, errno))
-            }
-        }
+        self.fill_or_give_back(slot, range).map(|()| BufferIndex(slot))
     }
 
     unsafe fn deregister(
@@ -492,13 +494,7 @@ unsafe impl Suspend for IoUring {
             // What was not withdrawn is replaced now, and ends.
             let _replaced = tags.begin_end(handle.0, range);
         }
-        match self.fill(handle.0, range) {
-            Ok(()) => Ok(Renewed::Same),
-            Err(errno) => {
-                self.slots.give_back(handle.0);
-                Err(self.explain(range, errno))
-            }
-        }
+        self.fill_or_give_back(handle.0, range).map(|()| Renewed::Same)
     }
 }
 
