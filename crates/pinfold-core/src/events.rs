@@ -689,6 +689,10 @@ mod tests {
     type Log = Fake<Changes>;
 
     impl FakeMonitor for Changes {
+        fn has_slow_check(&self) -> bool {
+            true
+        }
+
         fn check(&self) -> Result<Sequence, Lost> {
             if self.4.load(SeqCst) {
                 return Err(Lost::Descriptor { errno: 9 });
@@ -891,6 +895,24 @@ mod tests {
         assert_eq!(followed.has_changed(), Some(false));
         change(&cache, page(9));
         assert_eq!(followed.has_changed(), Some(true));
+    }
+
+    /// A get that asks for no answer reads the log, and what it has told stands behind a hole: told again, it would end what
+    /// was kept since.
+    #[test]
+    fn a_get_without_an_answer_applies_nothing_again() {
+        let cache = filled();
+        cache.monitor().0.2.store(usize::MAX, SeqCst);
+        change(&cache, page(9));
+        let kept = get(&cache, 9);
+        let before = cache.statistics();
+        for number in MANY + 1..MANY + 20 {
+            drop(SimulatedRequest::new(&cache, page(number), Access::READ).once().get().unwrap());
+        }
+        let after = cache.statistics();
+        assert_eq!(after.events, before.events);
+        assert_eq!(after.invalidations, before.invalidations);
+        assert!(!kept.is_invalidated(), "by a change from before it was made");
     }
 
     /// Whose log no thread writes any longer: the hole stays.

@@ -186,15 +186,16 @@ impl<'c, R: Registrar, M: Monitor> Lease<'c, R, M> {
     ///
     /// Knows of every change that a `get` begun now would know of. Memory that no monitor covers
     /// is never reported, nor what was registered for one use without being watched
-    /// ([`PerUse::Asked`], [`PerUse::NotAdmitted`], [`PerUse::Full`]) unless a cached region shares it, and then one that ended
-    /// just before the get may count, which did not wait for what the monitor has not logged yet; memory registered while a discard of it was pending
-    /// ([`PerUse::ChangePending`]) always is, because it is unknown. Costs a monitor's check.
+    /// ([`PerUse::Asked`], [`PerUse::NotAdmitted`], [`PerUse::Remote`], [`PerUse::Full`]) unless a cached region shares it, and
+    /// then a change that ended just before the get may count, which may not have waited for what the monitor had not logged
+    /// yet; memory registered while a discard of it was pending ([`PerUse::ChangePending`]) always is, because it is unknown.
+    /// Costs a monitor's check.
     pub fn is_invalidated(&self) -> bool {
         self.shared.catch_up_for_lease(self.region);
         self.region.state().is_invalidated()
     }
 
-    /// Has `callback` run once when the region is invalidated while this lease lives; at once if
+    /// Has `callback` run once when the region is [invalidated](Self::is_invalidated) while this lease lives; at once if
     /// that has happened already. Replaces an earlier callback of this lease.
     ///
     /// It runs on whatever thread finds out first, the reclaimer or one inside a `get`, with no

@@ -62,7 +62,8 @@ enum Step<'c, R: Registrar, M: Monitor> {
     Wait(Arc<Landing>),
     /// The range is suspended, and its gets are held back.
     HoldBack(Arc<Gate>),
-    /// Callbacks became due, which must run before this `get` holds anything; or the log was read in part.
+    /// Callbacks became due, which must run before this `get` holds anything; or the log was read in part; or the monitor
+    /// was not asked, and its answer is needed after all.
     Again,
     MakeRoom(Spent),
     Register(Enlisted<'c, R, M>),
@@ -372,6 +373,8 @@ impl<'c, R: Registrar, M: Monitor> Miss<'c, R, M> {
         let is_unasked = attempt.begun.answer == Answer::Needless && asked.is_none();
         match asked {
             Some(checkup) => self.0.catch_up(writer, checkup)?,
+            // What it tells again is applied again: an answer says first whether there is more.
+            None if is_unasked && writer.followed.may_repeat() => return Ok(Step::Again),
             // What stands in the log already came before this get, and it is not to fill up.
             None if is_unasked => _ = self.0.read_log(writer),
             None => {}

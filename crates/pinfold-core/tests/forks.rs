@@ -384,6 +384,19 @@ fn assert_is_refused_if_forked(world: &World, got: &Result<(), GetError>) {
     }
 }
 
+/// Its bytes are in no region, and are to be kept in none: such a get does not ask the monitor, but for one of eight, and reads
+/// the monitor's log.
+#[test]
+fn a_child_forked_inside_a_get_without_an_answer_calls_no_device_and_no_account() {
+    forks_at_every_call(60, |cache, world| {
+        for page in 0..10 {
+            world.change(pages(page, 1));
+            let got = request(cache, page, Access::READ).once().get();
+            assert_is_refused_if_forked(world, &got.as_ref().map(|_| ()).map_err(|&error| error));
+        }
+    });
+}
+
 #[test]
 fn a_child_forked_inside_a_get_is_refused_and_calls_no_device_and_no_account() {
     forks_at_every_call(60, |cache, world| {
