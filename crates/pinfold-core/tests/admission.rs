@@ -15,7 +15,7 @@ use pinfold_sim::{
     SimulatedRequest, get_simulated,
 };
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Whatever is measured took a microsecond: registering, deregistering, watching, a check; what surrounds a registration took none,
@@ -108,10 +108,13 @@ fn what_changed_before_a_use_concerns_no_lease_of_it() {
 struct Late {
     in_hand: Mutex<Vec<AddressRange>>,
     log: Mutex<Vec<AddressRange>>,
+    is_fast: bool,
+    checks: AtomicUsize,
 }
 
 impl FakeMonitor for Late {
     fn check(&self) -> Result<Sequence, Lost> {
+        self.checks.fetch_add(1, Ordering::SeqCst);
         let mut log = self.log.lock().unwrap();
         log.append(&mut self.in_hand.lock().unwrap());
         Ok(Sequence(log.len() as u64))
@@ -126,12 +129,33 @@ impl FakeMonitor for Late {
     }
 
     fn has_slow_check(&self) -> bool {
-        true
+        !self.is_fast
     }
 
     fn change_surcharge(&self) -> u64 {
         SURCHARGE
     }
+}
+
+/// How often the monitor is asked in so many gets of bytes that are in no region, half of which say that they are for one use.
+fn checks_in(gets: usize, is_fast: bool) -> usize {
+    let space = Arc::new(AddressSpace::new());
+    space.map(pages(0, gets), Protection::ReadWrite);
+    let device = Arc::new(SimDevice::new(Arc::clone(&space), DeviceConfig::default()));
+    let monitor = Fake(Late { is_fast, ..Late::default() });
+    let cache = Cache::new(SimRegistrar::new(&device), monitor, by_default()).unwrap();
+    for page in 0..gets {
+        let request = SimulatedRequest::new(&cache, pages(page, 1), Access::READ);
+        let request = if page % 2 == 0 { request } else { request.once() };
+        assert!(!request.get().unwrap().is_cached());
+    }
+    cache.monitor().checks.load(Ordering::SeqCst)
+}
+
+#[test]
+fn an_answer_is_done_without_only_where_it_takes_long() {
+    assert!(checks_in(64, true) >= 64);
+    assert!((1..=16).contains(&checks_in(64, false)));
 }
 
 /// It would be given up for that.
