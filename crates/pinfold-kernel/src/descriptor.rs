@@ -257,7 +257,7 @@ pub unsafe fn keep_only(kept: &[Descriptor]) -> Result<(), Errno> {
 ///
 /// As for [`close_unless_kept`], of each number of this thread's.
 unsafe fn close_listed(kept: &[Descriptor]) -> Result<(), Errno> {
-    let directory = open(c"/proc/thread-self/fd", libc::O_DIRECTORY)?;
+    let directory = open_of_proc(c"/proc/thread-self/fd", libc::O_DIRECTORY)?;
     let listed = each_number(directory.as_fd(), &mut |number| {
         let number = number.cast_signed();
         if number != directory.as_raw_fd() {
@@ -395,20 +395,46 @@ mod tests {
         assert!(each_number(null.as_fd(), &mut |_| ()).is_err());
     }
 
+    /// Which of three files are open in a table that keeps the last and the first; `prepare` runs on its thread before.
+    fn kept_of_three(prepare: impl FnOnce() + Send + 'static) -> Option<[bool; 3]> {
+        let files = [(); 3].map(|()| open(c"/dev/zero", 0).unwrap());
+        let is_open = |number| identity(number).is_ok();
+        let within = files.each_ref().map(AsRawFd::as_raw_fd);
+        let seen = std::thread::spawn(move || {
+            prepare();
+            // SAFETY: this thread has no descriptor's value, and looks numbers up only.
+            unsafe { keep_only(&[within[2], within[0]]) }.map(|()| within.map(is_open))
+        });
+        let seen = seen.join().unwrap();
+        assert!(files.iter().map(AsRawFd::as_raw_fd).all(is_open));
+        seen.inspect_err(|Errno(errno)| eprintln!("skipped: close_range is refused ({errno})")).ok()
+    }
+
     #[test]
     fn a_thread_keeps_what_it_names_and_others_keep_all() {
-        let files: Vec<_> = (0..3).map(|_| open(c"/dev/zero", 0).unwrap()).collect();
-        let is_open = |number| identity(number).is_ok();
-        let within: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
-        let seen = std::thread::spawn(move || {
-            // SAFETY: this thread has no descriptor's value, and looks numbers up only.
-            unsafe { keep_only(&[within[2], within[0]]) }
-                .map(|()| within.into_iter().map(is_open).collect::<Vec<_>>())
-        });
-        match seen.join().unwrap() {
-            Ok(open) => assert_eq!(open, [true, false, true]),
-            Err(Errno(errno)) => eprintln!("skipped: close_range is refused ({errno})"),
+        if let Some(open) = kept_of_three(|| ()) {
+            assert_eq!(open, [true, false, true]);
         }
-        assert!(files.iter().map(AsRawFd::as_raw_fd).all(is_open));
+    }
+
+    /// In a root that was copied, `/proc` too.
+    #[test]
+    fn a_thread_keeps_no_more_where_a_directory_lists_none() {
+        let root = std::env::temp_dir().join(format!("pinfold-root-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("proc/thread-self/fd")).unwrap();
+        let copied = root.clone();
+        let (tell, may) = std::sync::mpsc::channel();
+        let seen = kept_of_three(move || {
+            // SAFETY: no pointer; from here on the thread's directories are its own.
+            let is_own = unsafe { libc::unshare(libc::CLONE_FS) } == 0;
+            tell.send(is_own && std::os::unix::fs::chroot(copied).is_ok()).unwrap();
+        });
+        std::fs::remove_dir_all(root).unwrap();
+        if !may.recv().unwrap() {
+            return eprintln!("skipped: only root can have another root directory");
+        }
+        if let Some(open) = seen {
+            assert_eq!(open, [true, false, true]);
+        }
     }
 }

@@ -6,9 +6,9 @@
 //!
 //! # Safety
 //!
-//! The unsafe code of this file is there because a request to the kernel is a foreign function. Nothing is ever
-//! write-protected, so memory that is watched behaves as before; the kernel writes into what it is passed and
-//! nothing else.
+//! The unsafe code of this file is there because a request to the kernel is a foreign function. Nothing is
+//! write-protected here, so memory that is watched behaves as before, and what others protected is
+//! [let go](unprotect) when it is written; the kernel writes into what it is passed and nothing else.
 
 use crate::descriptor::Descriptor;
 use crate::errno::{Errno, checked, done, last_errno};
@@ -64,6 +64,13 @@ pub enum Event {
         /// Behind the last.
         end: usize,
     },
+    /// A thread waits to write to the page that begins here: it is write-protected. Nothing here does that. The kernel may have
+    /// left it so behind a userfaultfd of the program's that was closed (Linux 6.0 to 6.8), or behind memory that was moved
+    /// (5.7 to 6.12), and takes it for ours once it is watched.
+    Protected {
+        /// Its address.
+        page: usize,
+    },
     /// Of a kind that was not asked for.
     Other,
 }
@@ -74,6 +81,7 @@ impl Message {
         let [first, second, third] =
             self.arguments.map(|word| usize::try_from(word).unwrap_or(usize::MAX));
         match self.event {
+            0x12 => Event::Protected { page: second },
             0x14 => Event::Remap { from: first, to: second, length: third },
             0x15 => Event::Remove { start: first, end: second },
             0x16 => Event::Unmap { start: first, end: second },
@@ -126,6 +134,7 @@ const UFFDIO_REGISTER: libc::c_ulong = request(0xaa, 0x00, size_of::<UffdioRegis
 /// `_IOR`, unlike the others.
 const UFFDIO_UNREGISTER: libc::c_ulong = request(0xaa, 0x01, size_of::<UffdioRange>()) & !(1 << 30);
 const UFFDIO_WRITEPROTECT: libc::c_ulong = request(0xaa, 0x06, size_of::<UffdioWriteprotect>());
+const UFFDIO_WAKE: libc::c_ulong = request(0xaa, 0x02, size_of::<UffdioRange>()) & !(1 << 30);
 const UFFDIO_CONTINUE: libc::c_ulong = request(0xaa, 0x07, size_of::<UffdioContinue>());
 
 /// Opens a userfaultfd that handles no fault of the kernel, which needs no privilege.
@@ -197,6 +206,22 @@ pub fn changing(uffd: BorrowedFd<'_>) -> Result<bool, Errno> {
     }
 }
 
+/// Ends the write protection of the page at `start`, of whatever size it is, and has the threads go on that wait to write to it.
+/// Where that cannot be done now, because a change is under way, they go on, too, and say so again.
+pub fn unprotect(uffd: BorrowedFd<'_>, start: usize) {
+    let sizes = [page_bytes(), 2 << 20, 1 << 30];
+    let ended = sizes.iter().any(|&len| {
+        let page = UffdioWriteprotect { start: start as u64, len: len as u64, mode: 0 };
+        // SAFETY: the kernel reads `page`, and forbids nothing that it allowed.
+        0 == unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &raw const page) }
+    });
+    if !ended {
+        let page = UffdioRange { start: start as u64, len: page_bytes() as u64 };
+        // SAFETY: the kernel reads `page`.
+        unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WAKE as _, &raw const page) };
+    }
+}
+
 /// Whether every page between `start` and `end` belongs to a mapping that some userfaultfd watches: at a moment
 /// during the call, all of them but the last in one mapping. They are addresses that the kernel took for a userfaultfd
 /// before. `EAGAIN` while a change that `uffd` reports is under way.
@@ -252,6 +277,7 @@ mod tests {
         assert_eq!(UFFDIO_REGISTER, 0xc020_aa00);
         assert_eq!(UFFDIO_UNREGISTER, 0x8010_aa01);
         assert_eq!(UFFDIO_WRITEPROTECT, 0xc018_aa06);
+        assert_eq!(UFFDIO_WAKE, 0x8010_aa02);
         assert_eq!(UFFDIO_CONTINUE, 0xc020_aa07);
         assert_eq!(size_of::<Message>(), 32);
     }

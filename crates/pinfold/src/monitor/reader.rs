@@ -280,6 +280,8 @@ impl Reader<'_> {
                 self.log.append(arrived);
             }
             Event::Remove { start, end } => self.note_remove(from_kernel(start, end)),
+            // The memory's content stays, so nothing is logged.
+            Event::Protected { page } => userfaultfd::unprotect(self.uffd, page),
             Event::Other => {}
         }
     }

@@ -921,6 +921,7 @@ mod tests {
     use crate::map_limit::MapLimit;
     use crate::own_process::alone;
     use pinfold_kernel::mapping::OwnedMapping;
+    use std::os::fd::AsRawFd as _;
     use std::time::Duration;
 
     const PAGES: usize = 4;
@@ -944,6 +945,31 @@ mod tests {
         assert!(monitor.unwatch_all());
         assert_eq!(is_watched(), Ok(true));
         assert_eq!(monitor.flood(), Ok(()));
+    }
+
+    /// As some kernels leave pages behind a userfaultfd that the program has closed.
+    #[test]
+    fn what_is_write_protected_where_it_is_watched_can_be_written() {
+        /// `UFFDIO_WRITEPROTECT`: start, length, and 1 to protect.
+        const PROTECT: libc::c_ulong = 0xc018_aa06;
+        let monitor = Userfaultfd::new().unwrap();
+        let mut pages = OwnedMapping::new(PAGES * page_bytes()).unwrap();
+        pages.fill(1);
+        let range = pages.range().unwrap();
+        assert_eq!(monitor.watch(range), Watch::Covered);
+        let protect = [range.start() as u64, range.len() as u64, 1];
+        // SAFETY: the kernel reads `protect`; the pages are this test's.
+        let answer =
+            unsafe { libc::ioctl(monitor.uffd.lend().as_raw_fd(), PROTECT as _, protect.as_ptr()) };
+        assert_eq!(answer, 0);
+        let before = monitor.check().unwrap();
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            pages.fill(2);
+            done.send(pages).unwrap();
+        });
+        let _pages = is_done.recv_timeout(Duration::from_secs(60)).expect("the writer waits");
+        assert_eq!(monitor.check().unwrap(), before, "what was written is where it was");
     }
 
     /// A drop then leaves the reader at work: as long as a forked child has a copy of the descriptor, the kernel waits for one.
