@@ -6,7 +6,7 @@
 //! The price is that memory is kept at the high-water mark until the cache is dropped; beyond
 //! that mark it is a chunk at most.
 
-use crate::sync::OnceLock;
+use crate::sync::{self, OnceLock};
 
 /// Shelves hold 1, 2, 4, ... chunks, so 33 of them hold all that a `u32` can name.
 /// (Few in a model, whose threads have small stacks.)
@@ -47,7 +47,7 @@ struct Location {
 impl<T> Arena<T> {
     /// An empty arena that makes `1 << chunk_log2` items at a time.
     pub(crate) fn new(chunk_log2: u32) -> Self {
-        Self { shelves: std::array::from_fn(|_| OnceLock::new()), chunk_log2 }
+        Self { shelves: sync::unmade(), chunk_log2 }
     }
 
     #[inline]

@@ -1080,6 +1080,7 @@ mod tests {
         let change = cache.shared.locked(|writer| writer.unapplied.rest_of(number)).unwrap();
         // All but the last are younger than the change, of which each get applies a slice.
         (0..MANY - 1).for_each(|number| held[number] = once(&cache, number));
+        (MANY..MANY + OUTSIDE).for_each(|number| drop(once(&cache, number)));
         assert!(cache.shared.locked(|writer| writer.unapplied.is_empty()).unwrap());
         assert!(held[MANY - 1].is_invalidated() && !held[0].is_invalidated());
         let (change, mut left) = (change.unwrap(), Some(PartOutside::before(None)));

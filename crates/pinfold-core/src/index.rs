@@ -170,7 +170,7 @@ struct Quad {
 
 impl Quad {
     fn new() -> Self {
-        Self { _slots: std::array::from_fn(|_| AtomicU64::new(0)) }
+        Self { _slots: sync::zeros() }
     }
 }
 
@@ -237,7 +237,7 @@ struct Leaf([AtomicU64; FANOUT]);
 
 impl Leaf {
     fn new() -> Box<Self> {
-        Box::new(Self(std::array::from_fn(|_| AtomicU64::new(0))))
+        Box::new(Self(sync::zeros()))
     }
 
     /// The word of `block`'s list.
@@ -278,7 +278,7 @@ impl Shortcut {
 }
 
 fn new_directory<T>() -> Directory<T> {
-    Box::new(std::array::from_fn(|_| OnceLock::new()))
+    Box::new(sync::unmade())
 }
 
 /// The places of all regions, and how to find them by address.
@@ -413,7 +413,7 @@ impl<T> Index<T> {
             places,
             next_place: AtomicU64::new(0),
             root: new_directory(),
-            shortcuts: Box::new(std::array::from_fn(|_| AtomicU64::new(0))),
+            shortcuts: Box::new(sync::zeros()),
             memory: Mutex::new(ListMemory::default()),
         }
     }

@@ -91,7 +91,7 @@ const LONGEST: usize = 1 << 62;
 pub(crate) const SLICE: usize = if cfg!(shuttle) {
     2
 } else if cfg!(miri) {
-    8
+    4
 } else {
     64
 };

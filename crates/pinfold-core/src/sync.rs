@@ -20,6 +20,28 @@ pub(crate) mod timed {
     pub(crate) use std::sync::{Condvar, Mutex};
 }
 
+/// So many words of zero, made all at once where that can be: a list of the index is long.
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) const fn zeros<const N: usize>() -> [AtomicU64; N] {
+    [const { AtomicU64::new(0) }; N]
+}
+
+#[cfg(any(loom, shuttle))]
+pub(crate) fn zeros<const N: usize>() -> [AtomicU64; N] {
+    std::array::from_fn(|_| AtomicU64::new(0))
+}
+
+/// So many that are not made yet, as [`zeros`].
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) const fn unmade<T, const N: usize>() -> [OnceLock<T>; N] {
+    [const { OnceLock::new() }; N]
+}
+
+#[cfg(any(loom, shuttle))]
+pub(crate) fn unmade<T, const N: usize>() -> [OnceLock<T>; N] {
+    std::array::from_fn(|_| OnceLock::new())
+}
+
 #[cfg(not(any(loom, shuttle)))]
 mod real {
     // `OnceLock`: in the arenas and the index of a cache, of which a forked child is refused before it fills one. What the
