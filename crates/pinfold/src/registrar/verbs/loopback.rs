@@ -702,6 +702,7 @@ impl From<DeviceError> for LoopbackError {
     fn from(error: DeviceError) -> Self {
         match error {
             DeviceError::Os { operation, errno } => Self::Os { operation, errno },
+            DeviceError::Gone { errno } => Self::Os { operation: "reaching the device", errno },
             _ => Self::NoPort,
         }
     }
@@ -969,5 +970,12 @@ mod tests {
         assert_eq!(transfer(fake, 1), Err(refused));
         let fake = DEVICE.get();
         assert_eq!((fake.looks, fake.destroyed), (1, 2), "each is destroyed once");
+    }
+
+    #[test]
+    fn a_device_that_is_gone_is_not_one_without_a_port() {
+        let gone = LoopbackError::from(DeviceError::Gone { errno: libc::ENODEV });
+        assert!(matches!(gone, LoopbackError::Os { errno: libc::ENODEV, .. }), "{gone}");
+        assert_eq!(LoopbackError::from(DeviceError::NoDevice), LoopbackError::NoPort);
     }
 }

@@ -9,7 +9,7 @@
 
 use super::attributes::{Operations, Transport};
 use super::connection::Connection;
-use super::device::{DeviceError, Domain};
+use super::device::{DeviceError, Domain, is_gone};
 use super::ffi::*;
 use super::loopback::{Loopback, LoopbackDirection, LoopbackError, Transfer};
 use super::registrar::{MemoryRegion, Verbs, granted};
@@ -55,7 +55,7 @@ impl OnDemand {
     ///
     /// [`DeviceError::OnDemand`] if the device needs pinned pages for one of the operations,
     /// [`DeviceError::WrongBytes`] if it failed the test, [`DeviceError::Untestable`] if there was none,
-    /// for want of an active port; others as [`Verbs::new`].
+    /// for want of an active port, [`DeviceError::Gone`] if the device went during the test; others as [`Verbs::new`].
     pub fn new(
         domain: Arc<Domain>,
         transport: Transport,
@@ -310,6 +310,9 @@ impl Unproven {
     fn of(self, name: String) -> DeviceError {
         match self {
             Self::Wrong(what) => DeviceError::WrongBytes { name, what },
+            Self::Loopback(LoopbackError::Os { errno, .. }) if is_gone(errno) => {
+                DeviceError::Gone { errno }
+            }
             Self::Loopback(error) => DeviceError::Untestable { name, why: error.to_string() },
             Self::Open(error) => error,
         }
@@ -456,5 +459,22 @@ impl<R: Registrar<Handle = MemoryRegion>> Drop for End<'_, R> {
         // What cannot be deregistered is tried again when the registrar is dropped.
         // SAFETY: this test registered it, and ends it here.
         let _ = unsafe { self.registrar.deregister(self.region, self.range) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_gone_is_not_one_that_cannot_be_tested() {
+        let of = |errno| {
+            let error = LoopbackError::Os { operation: "ibv_create_qp", errno };
+            Unproven::from(error).of(String::from("rxe0"))
+        };
+        for errno in [libc::ENODEV, libc::EBADF] {
+            assert_eq!(of(errno), DeviceError::Gone { errno });
+        }
+        assert!(matches!(of(libc::ENOMEM), DeviceError::Untestable { .. }));
     }
 }
