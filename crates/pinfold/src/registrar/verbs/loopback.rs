@@ -249,10 +249,8 @@ impl CompletionQueue {
             (library.create_cq)(device.as_ptr(), entries, null, channel.as_ptr(), 0)
         });
         let pointer = made.map_err(|errno| {
-            if !device.is_lost() {
-                // SAFETY: the channel is not used.
-                unsafe { (library.destroy_comp_channel)(channel.as_ptr()) };
-            }
+            // SAFETY: the channel is not used.
+            device.ask(|| unsafe { (library.destroy_comp_channel)(channel.as_ptr()) });
             LoopbackError::os("ibv_create_cq", errno)
         })?;
         Ok(Self { domain: Arc::clone(domain), channel, pointer })
@@ -323,7 +321,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Waits until the channel says something, for `limit` at most, and takes it.
+    /// Waits until the channel says something, for `limit` at most, and takes it. The channel has a descriptor of its own. What
+    /// its number stands for is not looked at: by its inode a channel is no other than an `eventfd`.
     fn be_woken(&self, limit: Duration) -> Result<(), LoopbackError> {
         // SAFETY: the channel is live.
         let descriptor = unsafe { (*self.channel.as_ptr()).fd };
@@ -626,6 +625,7 @@ fn best_gid(
     let length = u8::try_from(attributes.gid_tbl_len).unwrap_or(u8::MAX);
     let (mut last, mut ipv4) = (None, None);
     for index in 0..length {
+        reachable(domain)?;
         let mut gid = ibv_gid::default();
         // SAFETY: the device is open, and there is room for the answer.
         let status = unsafe {
@@ -734,14 +734,26 @@ mod tests {
         empty: usize,
         /// The error number with which it arms its queue, or 0.
         arm: c_int,
+        /// How many addresses it tells before it closes its descriptor.
+        addresses: c_int,
+        /// For how many addresses it was asked.
+        asked: usize,
         /// How often its queue was looked at.
         looks: usize,
         /// How many queue pairs were destroyed.
         destroyed: usize,
     }
 
-    const WELL: Fake =
-        Fake { posts: usize::MAX, refusal: 0, empty: 0, arm: 0, looks: 0, destroyed: 0 };
+    const WELL: Fake = Fake {
+        posts: usize::MAX,
+        refusal: 0,
+        empty: 0,
+        arm: 0,
+        addresses: c_int::MAX,
+        asked: 0,
+        looks: 0,
+        destroyed: 0,
+    };
 
     fn set(change: impl FnOnce(&mut Fake)) -> Fake {
         let mut fake = DEVICE.get();
@@ -785,7 +797,24 @@ mod tests {
 
     unsafe extern "C" fn port(_: *mut ibv_context, _: u8, port: *mut ibv_port_attr) -> c_int {
         // SAFETY: the caller's room for the answer.
-        unsafe { (*port).state = IBV_PORT_ACTIVE };
+        unsafe {
+            (*port).state = IBV_PORT_ACTIVE;
+            (*port).gid_tbl_len = 9;
+        }
+        0
+    }
+
+    unsafe extern "C" fn gid(
+        context: *mut ibv_context,
+        _: u8,
+        index: c_int,
+        _: *mut ibv_gid,
+    ) -> c_int {
+        let fake = set(|fake| fake.asked += 1);
+        if index + 1 == fake.addresses {
+            // SAFETY: the test's.
+            unsafe { close_descriptor(context) };
+        }
         0
     }
 
@@ -854,6 +883,7 @@ mod tests {
                 b"ibv_query_device" => attributes as *mut c_void,
                 b"ibv_get_device_name" => self::name as *mut c_void,
                 b"ibv_query_port" => port as *mut c_void,
+                b"ibv_query_gid" => gid as *mut c_void,
                 b"ibv_create_comp_channel" => make_channel as *mut c_void,
                 b"ibv_create_cq" => make_queue as *mut c_void,
                 b"ibv_create_qp" => make_pair as *mut c_void,
@@ -970,6 +1000,18 @@ mod tests {
         assert_eq!(transfer(fake, 1), Err(refused));
         let fake = DEVICE.get();
         assert_eq!((fake.looks, fake.destroyed), (1, 2), "each is destroyed once");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "a device has a fork mark, which is the kernel's")]
+    fn no_address_is_asked_for_behind_a_closed_descriptor() {
+        DEVICE.set(Fake { addresses: 3, ..WELL });
+        let file = file();
+        // SAFETY: there is no loopback.
+        let refused = unsafe { Memory::new(&file).loopback() }.err();
+        let closed = LoopbackError::Os { operation: "reaching the device", errno: libc::EBADF };
+        assert_eq!(refused, Some(closed));
+        assert_eq!(DEVICE.get().asked, 3);
     }
 
     #[test]
