@@ -9,6 +9,8 @@ use crate::signal::{Disposition, SignalSet, raise, set_disposition};
 use std::ffi::{CStr, CString, c_char};
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
+#[cfg(test)]
+use std::panic::{self, AssertUnwindSafe};
 use std::process::{Child, Command};
 use std::sync::atomic::AtomicPtr;
 use std::{io, ptr};
@@ -184,7 +186,7 @@ pub fn session_of(process: libc::pid_t) -> Option<libc::pid_t> {
     Some(unsafe { libc::getsid(process) }).filter(|&session| session != -1)
 }
 
-/// How the forked child ends that `body` runs in; a timer ends it where it waits.
+/// How the forked child ends that `body` runs in: with 101 where it panics, as a program does. A timer ends it where it waits.
 #[cfg(test)]
 pub(crate) fn status_of_child(body: impl FnOnce() -> libc::c_int) -> libc::c_int {
     // SAFETY: the child ends; what it starts and allocates is its own.
@@ -192,7 +194,8 @@ pub(crate) fn status_of_child(body: impl FnOnce() -> libc::c_int) -> libc::c_int
     if child == 0 {
         // SAFETY: the child's own timer.
         unsafe { libc::alarm(300) };
-        let status = body();
+        // A panic that reached the test harness, which the parent's thread runs under, might end the child with 0.
+        let status = panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or(101);
         // SAFETY: the child's own end.
         unsafe { libc::_exit(status) };
     }
@@ -214,6 +217,14 @@ mod tests {
             blocked: SignalSet::of([]),
             closed: [true, false, true],
         }
+    }
+
+    #[test]
+    fn a_child_that_panics_has_not_succeeded() {
+        // Without the hook, which takes locks that another thread of the parent may have held.
+        let status = status_of_child(|| panic::resume_unwind(Box::new(())));
+        assert_ne!(status, 0);
+        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 101));
     }
 
     #[test]

@@ -258,7 +258,7 @@ impl Device {
     /// By the kernel's own word: a channel for completions is none of a driver's business, nor of its firmware's, and refused
     /// with `EIO` where there is no device any more. What refuses it for want of descriptors says nothing.
     fn was_taken_away(&self) -> bool {
-        if self.is_lost() {
+        if !self.is_there() {
             return false;
         }
         set_errno(Errno(0));

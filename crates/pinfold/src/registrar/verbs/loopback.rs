@@ -6,12 +6,12 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` for the calls of libibverbs. Completion queue and queue pairs
-//! live as long as [`Pair`], which holds the domain and destroys them in order; work requests point
-//! to memory that outlives the posting, which copies them.
+//! live as long as [`Pair`], which holds the domain and destroys them in order, or leaves them where the device's
+//! descriptor was found closed; work requests point to memory that outlives the posting, which copies them.
 
 #![allow(unsafe_code)]
 
-use super::device::{DeviceError, Domain};
+use super::device::{DeviceError, Domain, has_ended};
 use super::ffi::*;
 use crate::fork_mark::FORKED;
 use libc::{c_int, c_uint};
@@ -20,13 +20,17 @@ use std::ffi::CStr;
 use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// How many work requests may be under way at once; longer lists go in several rounds.
 const DEPTH: u32 = 64;
 
 /// How long a transfer may take before the device counts as stuck.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
+
+/// How long a thread sleeps between two looks at a queue that does not wake it.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,12 +84,14 @@ impl Loopback {
     ///
     /// # Errors
     ///
-    /// [`LoopbackError`] of the first that failed; none is under way any more.
+    /// [`LoopbackError`] of the first that failed. No transfer is under way then, except after [`LoopbackError::Stuck`]: no call
+    /// ends transfers once another thread has closed the device's descriptor, and a driver may refuse to end them. The caller
+    /// must assume then that they go on for as long as the process lives.
     ///
     /// # Safety
     ///
     /// The caller that registered the memory behind the keys lets the device read it, or write it where
-    /// bytes arrive, now.
+    /// bytes arrive, until this returns, and after [`LoopbackError::Stuck`] for as long as the process lives.
     pub unsafe fn transfer(
         &self,
         direction: LoopbackDirection,
@@ -94,17 +100,16 @@ impl Loopback {
         reachable(&self.domain)?;
         let mut slot = self.lock();
         // Taken out, so that an error leaves it empty, and the pair is destroyed.
-        let pair = match slot.take() {
+        let mut pair = match slot.take() {
             Some(pair) => pair,
             None => Pair::connected(&self.domain)?,
         };
         for batch in transfers.chunks(DEPTH as usize) {
             // Again: another thread's transfers, or those before, may have taken long.
             reachable(&self.domain)?;
-            // SAFETY: the caller's promise; the batch is complete before anything else happens, or
-            // the pair is destroyed, which ends what is under way.
-            unsafe { pair.post(direction, batch) }?;
-            pair.wait()?;
+            // SAFETY: the caller's promise, which lasts until this returns, and longer if it returns `Stuck`. Otherwise the batch
+            // has ended.
+            unsafe { pair.carry_out(direction, batch) }?;
         }
         *slot = Some(pair);
         Ok(())
@@ -167,8 +172,28 @@ impl Pair {
         Ok(Self { sender, receiver, completions })
     }
 
+    /// Posts requests and waits until the last one is done, or one has failed. None is under way when this returns, except
+    /// after [`LoopbackError::Stuck`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Loopback::transfer`].
+    unsafe fn carry_out(
+        &mut self,
+        direction: LoopbackDirection,
+        batch: &[Transfer],
+    ) -> Result<(), LoopbackError> {
+        // SAFETY: the caller's promise.
+        let posted = unsafe { self.post(direction, batch) };
+        match posted.and_then(|()| self.completions.next()) {
+            // One that failed has put the connection into its error state: the device carries out none behind it.
+            Ok(completion) => self.sender.judge(&completion),
+            Err(error) => Err(self.end(error)),
+        }
+    }
+
     /// Posts requests of which the last one is reported, or the first one that fails: a connection
-    /// carries them out in order.
+    /// carries them out in order. After an error those before the one refused are under way.
     ///
     /// # Safety
     ///
@@ -186,11 +211,16 @@ impl Pair {
         Ok(())
     }
 
-    /// Waits for the one report of what was posted.
-    fn wait(&self) -> Result<(), LoopbackError> {
-        match self.completions.next()? {
-            Some(completion) => self.sender.judge(&completion),
-            None => Err(LoopbackError::Stuck { after: PATIENCE }),
+    /// Ends what is under way after `error`, and returns that. Where the queue pairs cannot be destroyed, it waits for the
+    /// report instead, and returns [`LoopbackError::Stuck`] if none comes.
+    fn end(&mut self, error: LoopbackError) -> LoopbackError {
+        // Both: what was sent may still arrive at the receiver.
+        let is_destroyed = self.sender.destroy() & self.receiver.destroy();
+        let has_waited = error == LoopbackError::STUCK;
+        if is_destroyed || has_waited || self.completions.reports_within(PATIENCE) {
+            error
+        } else {
+            LoopbackError::STUCK
         }
     }
 }
@@ -219,33 +249,46 @@ impl CompletionQueue {
             (library.create_cq)(device.as_ptr(), entries, null, channel.as_ptr(), 0)
         });
         let pointer = made.map_err(|errno| {
-            if !device.is_lost() {
-                // SAFETY: the channel is not used.
-                unsafe { (library.destroy_comp_channel)(channel.as_ptr()) };
-            }
+            // SAFETY: the channel is not used.
+            device.ask(|| unsafe { (library.destroy_comp_channel)(channel.as_ptr()) });
             LoopbackError::os("ibv_create_cq", errno)
         })?;
         Ok(Self { domain: Arc::clone(domain), channel, pointer })
     }
 
-    /// The next completion; nothing if there is none for a long time.
-    fn next(&self) -> Result<Option<ibv_wc>, LoopbackError> {
+    /// The next completion; [`LoopbackError::Stuck`] if there is none for a long time.
+    fn next(&self) -> Result<ibv_wc, LoopbackError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             // Asked first, and again when the channel has been told to wake us: what completes in
             // between is found here.
             if let Some(done) = self.poll()? {
-                return Ok(Some(done));
+                return Ok(done);
             }
             self.arm()?;
             if let Some(done) = self.poll()? {
-                return Ok(Some(done));
+                return Ok(done);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(None);
+                return Err(LoopbackError::STUCK);
             }
             self.be_woken(left)?;
+        }
+    }
+
+    /// Whether anything completes before `limit` is over. It makes no call that needs the device's descriptor: the queue is
+    /// memory that the library has mapped.
+    fn reports_within(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        loop {
+            if matches!(self.poll(), Ok(Some(_))) {
+                return true;
+            }
+            if Instant::now() >= deadline {
+                return false;
+            }
+            thread::sleep(PAUSE);
         }
     }
 
@@ -278,7 +321,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Waits until the channel says something, for `limit` at most, and takes it.
+    /// Waits until the channel says something, for `limit` at most, and takes it. The channel has a descriptor of its own. What
+    /// its number stands for is not looked at: by its inode a channel is no other than an `eventfd`.
     fn be_woken(&self, limit: Duration) -> Result<(), LoopbackError> {
         // SAFETY: the channel is live.
         let descriptor = unsafe { (*self.channel.as_ptr()).fd };
@@ -307,7 +351,8 @@ impl Drop for CompletionQueue {
             return;
         }
         let library = device.library();
-        // SAFETY: the queue pairs that use it are gone: see the order of `Pair`'s fields.
+        // SAFETY: the queue pairs that use it are gone: see the order of `Pair`'s fields. Where one could not be destroyed, the
+        // kernel refuses.
         device.ask(|| unsafe { (library.destroy_cq)(self.pointer.as_ptr()) });
         // SAFETY: nor is the channel used any more.
         device.ask(|| unsafe { (library.destroy_comp_channel)(self.channel.as_ptr()) });
@@ -324,7 +369,9 @@ fn readable_within(descriptor: c_int, limit: Duration) -> bool {
 
 struct QueuePair {
     domain: Arc<Domain>,
+    /// Not followed once it is destroyed.
     pointer: NonNull<ibv_qp>,
+    is_destroyed: bool,
 }
 
 // SAFETY: as for `Device`: any thread may call the library.
@@ -352,7 +399,7 @@ impl QueuePair {
         // SAFETY: domain and completion queue are live.
         let made = device.ask_for(|| unsafe { create(domain.as_ptr(), &raw mut wanted) });
         let pointer = made.map_err(|errno| LoopbackError::os("ibv_create_qp", errno))?;
-        Ok(Self { domain: Arc::clone(domain), pointer })
+        Ok(Self { domain: Arc::clone(domain), pointer, is_destroyed: false })
     }
 
     fn number(&self) -> u32 {
@@ -416,14 +463,24 @@ impl QueuePair {
     }
 }
 
-impl Drop for QueuePair {
-    /// Ends what is under way; nothing of it touches memory afterwards, unless the device's descriptor was found closed.
-    fn drop(&mut self) {
+impl QueuePair {
+    /// Ends what is under way. If this is true, nothing of it touches memory of this process afterwards; a forked child has other
+    /// memory than its parent, whose the queue pair is.
+    fn destroy(&mut self) -> bool {
         let device = self.domain.device();
-        if !device.forked() {
-            // SAFETY: it is destroyed here only.
-            device.ask(|| unsafe { (device.library().destroy_qp)(self.pointer.as_ptr()) });
+        if !self.is_destroyed && !device.forked() {
+            // SAFETY: it is destroyed here only, and once.
+            let status =
+                device.ask(|| unsafe { (device.library().destroy_qp)(self.pointer.as_ptr()) });
+            self.is_destroyed = status == 0 || has_ended(status);
         }
+        self.is_destroyed || device.forked()
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        self.destroy();
     }
 }
 
@@ -568,6 +625,7 @@ fn best_gid(
     let length = u8::try_from(attributes.gid_tbl_len).unwrap_or(u8::MAX);
     let (mut last, mut ipv4) = (None, None);
     for index in 0..length {
+        reachable(domain)?;
         let mut gid = ibv_gid::default();
         // SAFETY: the device is open, and there is room for the answer.
         let status = unsafe {
@@ -616,7 +674,7 @@ pub enum LoopbackError {
         /// The same in words.
         text: &'static str,
     },
-    /// The device said nothing for a long time.
+    /// The device said nothing for a long time. It may move the bytes later: see [`Loopback::transfer`].
     #[error("the device has said nothing for {} s: was it taken away?", .after.as_secs())]
     Stuck {
         /// How long.
@@ -633,6 +691,8 @@ pub enum LoopbackError {
 }
 
 impl LoopbackError {
+    const STUCK: Self = Self::Stuck { after: PATIENCE };
+
     const fn os(operation: &'static str, Errno(errno): Errno) -> Self {
         Self::Os { operation, errno }
     }
@@ -642,7 +702,322 @@ impl From<DeviceError> for LoopbackError {
     fn from(error: DeviceError) -> Self {
         match error {
             DeviceError::Os { operation, errno } => Self::Os { operation, errno },
+            DeviceError::Gone { errno } => Self::Os { operation: "reaching the device", errno },
             _ => Self::NoPort,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registrar::verbs::library::Library;
+    use libc::{c_char, c_void};
+    use std::cell::Cell;
+    use std::fs::File;
+    use std::mem::MaybeUninit;
+    use std::os::fd::AsRawFd;
+    use std::sync::OnceLock;
+
+    thread_local! {
+        /// What this test's device does, and what was asked of it.
+        static DEVICE: Cell<Fake> = const { Cell::new(WELL) };
+    }
+
+    #[derive(Clone, Copy)]
+    struct Fake {
+        /// How many requests it takes before it closes its descriptor.
+        posts: usize,
+        /// The error number with which it answers the request after that, or 0.
+        refusal: c_int,
+        /// How often its queue is empty before something completes.
+        empty: usize,
+        /// The error number with which it arms its queue, or 0.
+        arm: c_int,
+        /// How many addresses it tells before it closes its descriptor.
+        addresses: c_int,
+        /// For how many addresses it was asked.
+        asked: usize,
+        /// How often its queue was looked at.
+        looks: usize,
+        /// How many queue pairs were destroyed.
+        destroyed: usize,
+    }
+
+    const WELL: Fake = Fake {
+        posts: usize::MAX,
+        refusal: 0,
+        empty: 0,
+        arm: 0,
+        addresses: c_int::MAX,
+        asked: 0,
+        looks: 0,
+        destroyed: 0,
+    };
+
+    fn set(change: impl FnOnce(&mut Fake)) -> Fake {
+        let mut fake = DEVICE.get();
+        change(&mut fake);
+        DEVICE.set(fake);
+        fake
+    }
+
+    /// As another thread of the program may at any time.
+    ///
+    /// # Safety
+    ///
+    /// `context` is that of a test.
+    unsafe fn close_descriptor(context: *mut ibv_context) {
+        // SAFETY: the caller's promise.
+        unsafe { (*context).cmd_fd = -1 };
+    }
+
+    unsafe extern "C" fn post(
+        pair: *mut ibv_qp,
+        _: *mut ibv_send_wr,
+        _: *mut *mut ibv_send_wr,
+    ) -> c_int {
+        let fake = set(|fake| fake.posts = fake.posts.saturating_sub(1));
+        if fake.posts > 0 {
+            return 0;
+        }
+        // SAFETY: the test's.
+        unsafe { close_descriptor((*pair).context) };
+        fake.refusal
+    }
+
+    unsafe extern "C" fn poll(_: *mut ibv_cq, _: c_int, _: *mut ibv_wc) -> c_int {
+        let fake = set(|fake| fake.looks += 1);
+        (fake.looks > fake.empty).into()
+    }
+
+    unsafe extern "C" fn arm(_: *mut ibv_cq, _: c_int) -> c_int {
+        DEVICE.get().arm
+    }
+
+    unsafe extern "C" fn port(_: *mut ibv_context, _: u8, port: *mut ibv_port_attr) -> c_int {
+        // SAFETY: the caller's room for the answer.
+        unsafe {
+            (*port).state = IBV_PORT_ACTIVE;
+            (*port).gid_tbl_len = 9;
+        }
+        0
+    }
+
+    unsafe extern "C" fn gid(
+        context: *mut ibv_context,
+        _: u8,
+        index: c_int,
+        _: *mut ibv_gid,
+    ) -> c_int {
+        let fake = set(|fake| fake.asked += 1);
+        if index + 1 == fake.addresses {
+            // SAFETY: the test's.
+            unsafe { close_descriptor(context) };
+        }
+        0
+    }
+
+    /// What the library makes for a test.
+    #[repr(C)]
+    struct Made {
+        // First, so that the address of one is that of the other.
+        context: ibv_context,
+        domain: ibv_pd,
+        channel: ibv_comp_channel,
+        queue: ibv_cq,
+        // Both ends of the connection: the device does not tell them apart.
+        pair: ibv_qp,
+    }
+
+    unsafe extern "C" fn make_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+        // SAFETY: the test's.
+        unsafe { &raw mut (*context.cast::<Made>()).channel }
+    }
+
+    unsafe extern "C" fn make_queue(
+        context: *mut ibv_context,
+        _: c_int,
+        _: *mut c_void,
+        _: *mut ibv_comp_channel,
+        _: c_int,
+    ) -> *mut ibv_cq {
+        // SAFETY: the test's.
+        unsafe { &raw mut (*context.cast::<Made>()).queue }
+    }
+
+    unsafe extern "C" fn make_pair(domain: *mut ibv_pd, _: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+        // SAFETY: the test's.
+        unsafe { &raw mut (*(*domain).context.cast::<Made>()).pair }
+    }
+
+    unsafe extern "C" fn modify(_: *mut ibv_qp, _: *mut ibv_qp_attr, _: c_int) -> c_int {
+        0
+    }
+
+    unsafe extern "C" fn end_pair(_: *mut ibv_qp) -> c_int {
+        set(|fake| fake.destroyed += 1);
+        0
+    }
+
+    unsafe extern "C" fn end_other(_: *mut c_void) -> c_int {
+        0
+    }
+
+    unsafe extern "C" fn attributes(_: *mut ibv_context, _: *mut ibv_device_attr) -> c_int {
+        0
+    }
+
+    unsafe extern "C" fn name(_: *mut ibv_device) -> *const c_char {
+        c"fake".as_ptr()
+    }
+
+    unsafe extern "C" fn not_called() {
+        std::process::abort()
+    }
+
+    fn library() -> &'static Library {
+        static LIBRARY: OnceLock<Library> = OnceLock::new();
+        let find = |name: &CStr, _: &CStr| {
+            let function = match name.to_bytes() {
+                b"ibv_query_device" => attributes as *mut c_void,
+                b"ibv_get_device_name" => self::name as *mut c_void,
+                b"ibv_query_port" => port as *mut c_void,
+                b"ibv_query_gid" => gid as *mut c_void,
+                b"ibv_create_comp_channel" => make_channel as *mut c_void,
+                b"ibv_create_cq" => make_queue as *mut c_void,
+                b"ibv_create_qp" => make_pair as *mut c_void,
+                b"ibv_modify_qp" => modify as *mut c_void,
+                b"ibv_destroy_qp" => end_pair as *mut c_void,
+                b"ibv_destroy_cq" | b"ibv_destroy_comp_channel" => end_other as *mut c_void,
+                _ => not_called as *mut c_void,
+            };
+            NonNull::new(function)
+        };
+        // SAFETY: those that are called have the types of their names, or take any pointer; all others end the process.
+        LIBRARY.get_or_init(|| unsafe { Library::from_symbols(find) }.unwrap())
+    }
+
+    /// Freed when it is dropped.
+    struct Memory(NonNull<Made>);
+
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            // SAFETY: made by `Memory::new`; a test drops its loopback before.
+            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        }
+    }
+
+    impl Memory {
+        /// Of a device whose descriptor is that of `file`, and whose calls are those above.
+        fn new(file: &File) -> Self {
+            // SAFETY: numbers, pointers and functions that may be absent.
+            let mut made = Box::new(unsafe { MaybeUninit::<Made>::zeroed().assume_init() });
+            made.context.cmd_fd = file.as_raw_fd();
+            made.context.ops.post_send = Some(post);
+            made.context.ops.poll_cq = Some(poll);
+            made.context.ops.req_notify_cq = Some(arm);
+            made.channel.fd = -1;
+            let made = Box::into_raw(made);
+            // SAFETY: just made.
+            unsafe {
+                let context = made.cast::<ibv_context>();
+                (*made).domain.context = context;
+                (*made).queue.context = context;
+                (*made).pair.context = context;
+            }
+            Self(NonNull::new(made).unwrap())
+        }
+
+        /// # Safety
+        ///
+        /// The loopback is dropped before this.
+        unsafe fn loopback(&self) -> Result<Loopback, LoopbackError> {
+            // SAFETY: the domain goes with the loopback.
+            let domain = unsafe {
+                let domain = &raw mut (*self.0.as_ptr()).domain;
+                Domain::lent(library(), NonNull::new(domain).unwrap())
+            };
+            Loopback::new(domain.unwrap())
+        }
+    }
+
+    /// The file whose descriptor stands for the device's.
+    fn file() -> File {
+        File::open("/dev/null").unwrap()
+    }
+
+    /// Moves nothing, `count` times.
+    fn transfer(fake: Fake, count: usize) -> Result<(), LoopbackError> {
+        DEVICE.set(WELL);
+        let file = file();
+        let memory = Memory::new(&file);
+        // SAFETY: dropped in reverse order.
+        let loopback = unsafe { memory.loopback() }.unwrap();
+        DEVICE.set(fake);
+        let nothing = Transfer { lkey: 0, address: 0, length: 0, rkey: 0, remote_address: 0 };
+        // SAFETY: there is no memory.
+        unsafe { loopback.transfer(LoopbackDirection::Write, &vec![nothing; count]) }
+    }
+
+    const CLOSED: Result<(), LoopbackError> =
+        Err(LoopbackError::Os { operation: "ibv_req_notify_cq", errno: libc::EBADF });
+
+    /// The device goes on behind its closed descriptor, and the queue pairs cannot be destroyed.
+    #[test]
+    #[cfg_attr(miri, ignore = "a device has a fork mark, which is the kernel's")]
+    fn a_transfer_whose_descriptor_is_closed_is_waited_for() {
+        assert_eq!(transfer(Fake { posts: 1, empty: 2, ..WELL }, 1), CLOSED);
+        let fake = DEVICE.get();
+        assert_eq!((fake.looks, fake.destroyed), (3, 0));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "a device has a fork mark, which is the kernel's")]
+    fn what_was_posted_before_a_refusal_is_waited_for() {
+        let fake = Fake { posts: 2, refusal: libc::ENOMEM, empty: 2, ..WELL };
+        let refused = LoopbackError::os("ibv_post_send", Errno(libc::ENOMEM));
+        assert_eq!(transfer(fake, 2), Err(refused));
+        let fake = DEVICE.get();
+        assert_eq!((fake.looks, fake.destroyed), (3, 0));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "a device has a fork mark, which is the kernel's")]
+    fn a_transfer_that_may_be_under_way_is_called_stuck() {
+        let began = Instant::now();
+        let end = transfer(Fake { posts: 1, empty: usize::MAX, ..WELL }, 1);
+        assert_eq!(end, Err(LoopbackError::STUCK));
+        assert!(began.elapsed() >= PATIENCE);
+        assert_eq!(DEVICE.get().destroyed, 0);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "a device has a fork mark, which is the kernel's")]
+    fn a_transfer_that_was_ended_is_not_waited_for() {
+        let refused = LoopbackError::os("ibv_req_notify_cq", Errno(libc::ENOMEM));
+        let fake = Fake { empty: usize::MAX, arm: libc::ENOMEM, ..WELL };
+        assert_eq!(transfer(fake, 1), Err(refused));
+        let fake = DEVICE.get();
+        assert_eq!((fake.looks, fake.destroyed), (1, 2), "each is destroyed once");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "a device has a fork mark, which is the kernel's")]
+    fn no_address_is_asked_for_behind_a_closed_descriptor() {
+        DEVICE.set(Fake { addresses: 3, ..WELL });
+        let file = file();
+        // SAFETY: there is no loopback.
+        let refused = unsafe { Memory::new(&file).loopback() }.err();
+        let closed = LoopbackError::Os { operation: "reaching the device", errno: libc::EBADF };
+        assert_eq!(refused, Some(closed));
+        assert_eq!(DEVICE.get().asked, 3);
+    }
+
+    #[test]
+    fn a_device_that_is_gone_is_not_one_without_a_port() {
+        let gone = LoopbackError::from(DeviceError::Gone { errno: libc::ENODEV });
+        assert!(matches!(gone, LoopbackError::Os { errno: libc::ENODEV, .. }), "{gone}");
+        assert_eq!(LoopbackError::from(DeviceError::NoDevice), LoopbackError::NoPort);
     }
 }

@@ -9,7 +9,7 @@
 
 use super::attributes::{Operations, Transport};
 use super::connection::Connection;
-use super::device::{DeviceError, Domain};
+use super::device::{DeviceError, Domain, is_gone};
 use super::ffi::*;
 use super::loopback::{Loopback, LoopbackDirection, LoopbackError, Transfer};
 use super::registrar::{MemoryRegion, Verbs, granted};
@@ -21,6 +21,7 @@ use pinfold_core::{
     RegistrarLimits, Renewed, Suspend, Transfers, Translation, Unsupported,
 };
 use pinfold_kernel::{Errno, mapping::OwnedMapping, memory, process::page_bytes};
+use std::mem;
 use std::sync::Arc;
 
 /// Registers memory that stays unpinned: the device follows the process's page table.
@@ -54,7 +55,7 @@ impl OnDemand {
     ///
     /// [`DeviceError::OnDemand`] if the device needs pinned pages for one of the operations,
     /// [`DeviceError::WrongBytes`] if it failed the test, [`DeviceError::Untestable`] if there was none,
-    /// for want of an active port; others as [`Verbs::new`].
+    /// for want of an active port, [`DeviceError::Gone`] if the device went during the test; others as [`Verbs::new`].
     pub fn new(
         domain: Arc<Domain>,
         transport: Transport,
@@ -289,7 +290,12 @@ pub enum PrefetchError {
 fn self_test(registrar: &OnDemand) -> Result<(), DeviceError> {
     let name = || registrar.domain().device().name().to_owned();
     let test = Test::new(registrar).map_err(|why| why.of(name()))?;
-    test.run().map_err(|why| why.of(name()))
+    let end = test.run();
+    if matches!(end, Err(Unproven::Loopback(LoopbackError::Stuck { .. }))) {
+        // Leaked: the device may go on with the test's memory, which must not become other code's.
+        mem::forget(test);
+    }
+    end.map_err(|why| why.of(name()))
 }
 
 /// Why a test did not succeed.
@@ -304,6 +310,9 @@ impl Unproven {
     fn of(self, name: String) -> DeviceError {
         match self {
             Self::Wrong(what) => DeviceError::WrongBytes { name, what },
+            Self::Loopback(LoopbackError::Os { errno, .. }) if is_gone(errno) => {
+                DeviceError::Gone { errno }
+            }
             Self::Loopback(error) => DeviceError::Untestable { name, why: error.to_string() },
             Self::Open(error) => error,
         }
@@ -398,7 +407,8 @@ impl<'r> Test<'r> {
             rkey: self.far.region.rkey(),
             remote_address: self.far.range.start() + part.start,
         };
-        // SAFETY: both ends are this test's own memory, not borrowed while it waits here.
+        // SAFETY: both ends are this test's own memory, not borrowed while it waits here, and leaked by `self_test` where the
+        // device may go on with it.
         unsafe { self.loopback.transfer(direction, &[transfer]) }
     }
 }
@@ -449,5 +459,22 @@ impl<R: Registrar<Handle = MemoryRegion>> Drop for End<'_, R> {
         // What cannot be deregistered is tried again when the registrar is dropped.
         // SAFETY: this test registered it, and ends it here.
         let _ = unsafe { self.registrar.deregister(self.region, self.range) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_gone_is_not_one_that_cannot_be_tested() {
+        let of = |errno| {
+            let error = LoopbackError::Os { operation: "ibv_create_qp", errno };
+            Unproven::from(error).of(String::from("rxe0"))
+        };
+        for errno in [libc::ENODEV, libc::EBADF] {
+            assert_eq!(of(errno), DeviceError::Gone { errno });
+        }
+        assert!(matches!(of(libc::ENOMEM), DeviceError::Untestable { .. }));
     }
 }
