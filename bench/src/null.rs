@@ -47,6 +47,10 @@ unsafe impl Registrar for NullDevice {
         RegistrarLimits { page_bytes: 4096, max_region_bytes: 1 << 40, max_regions: 1 << 30 }
     }
 
+    fn is_simulated(&self) -> bool {
+        true
+    }
+
     unsafe fn register(&self, _: AddressRange, _: Access) -> Result<u32, RegisterError> {
         // Relaxed: as in `set_pause`.
         let pause = self.pause.load(Ordering::Relaxed);
@@ -233,7 +237,8 @@ fn use_once<M: Monitor>(lease: Result<Lease<'_, NullDevice, M>, GetError>) -> Re
 /// How many entries the log keeps.
 const CAPACITY: usize = 1 << 16;
 
-/// One load a check; a log that [`log`](Self::log) writes.
+/// One load a check; a log that [`log`](Self::log) writes. It does not say that it is simulated, so that landing looks at its
+/// targets as it does with a monitor that is not.
 #[derive(Debug, Default)]
 pub(crate) struct LoadMonitor {
     /// How many entries were ever logged.

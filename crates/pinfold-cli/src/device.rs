@@ -305,6 +305,14 @@ unsafe impl Registrar for AnyRegistrar {
         }
     }
 
+    fn is_simulated(&self) -> bool {
+        match self {
+            Self::IoUring(ring) => ring.is_simulated(),
+            Self::Verbs(verbs) => verbs.is_simulated(),
+            Self::OnDemand(verbs) => verbs.is_simulated(),
+        }
+    }
+
     unsafe fn register(
         &self,
         range: AddressRange,

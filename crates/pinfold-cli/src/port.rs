@@ -419,6 +419,10 @@ unsafe impl Registrar for Audited {
         self.inner.translation()
     }
 
+    fn is_simulated(&self) -> bool {
+        self.inner.is_simulated()
+    }
+
     fn pinned_limit(&self) -> Option<usize> {
         self.inner.pinned_limit()
     }

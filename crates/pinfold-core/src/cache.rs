@@ -51,7 +51,8 @@ impl<R: Registrar, M: Monitor> Cache<R, M> {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the settings make no sense or the monitor is lost already.
+    /// [`ConfigError`] if the settings make no sense, the monitor is lost already, or it is
+    /// [simulated](Monitor::is_simulated) and the registrar is not.
     pub fn new(registrar: R, monitor: M, config: Config) -> Result<Self, ConfigError> {
         let shared = Arc::new(Shared::new(registrar, monitor, config, None)?);
         Ok(Self { shared, reclaimer: None })
@@ -340,5 +341,117 @@ impl<R: Registrar, M: Monitor> fmt::Debug for Checked<'_, R, M> {
 impl<R: Registrar, M: Monitor> fmt::Debug for Shared<R, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+mod tests {
+    use super::*;
+    use crate::fake::{Calm, Fake, FakeDevice};
+    use crate::registrar::{DeregisterError, RegisterError, RegistrarLimits};
+    use crate::{Change, Cover, Lost, MappingKind, Position, Replay, Sequence, Uncovered, Watch};
+
+    /// A registrar that does not say that it is simulated, as one of a real device.
+    struct Real;
+
+    // SAFETY: no device stands behind it, and no memory is touched through its handles.
+    unsafe impl Registrar for Real {
+        type Handle = ();
+
+        fn limits(&self) -> RegistrarLimits {
+            RegistrarLimits::new(4096, 1 << 20, 8)
+        }
+
+        unsafe fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+            Ok(())
+        }
+
+        unsafe fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+            Ok(())
+        }
+    }
+
+    #[derive(Clone, Copy)]
+    struct NoDevice;
+
+    impl FakeDevice for NoDevice {
+        type Handle = ();
+
+        fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+            Ok(())
+        }
+
+        fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+            Ok(())
+        }
+    }
+
+    /// A monitor that covers nothing, and does not say that it is simulated.
+    struct Blind;
+
+    // SAFETY: it covers no range.
+    unsafe impl Monitor for Blind {
+        fn name(&self) -> &'static str {
+            "blind"
+        }
+
+        fn check(&self) -> Result<Sequence, Lost> {
+            Ok(Sequence(0))
+        }
+
+        fn watch(&self, _: AddressRange) -> Watch {
+            Watch::Uncovered(Uncovered::NoMonitor)
+        }
+
+        fn change_pending(&self, _: AddressRange) -> bool {
+            false
+        }
+
+        fn replay(&self, from: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
+            Replay { up_to: from, sequence: Sequence(0), complete: true, may_repeat: false }
+        }
+
+        fn coverage(&self, _: MappingKind, _: Change) -> Cover {
+            Cover::NotCached
+        }
+
+        fn forked(&self) -> bool {
+            false
+        }
+
+        fn notified(&self) -> u32 {
+            0
+        }
+
+        fn notify(&self) {}
+
+        fn wait(&self, _: u32) {}
+    }
+
+    /// Why no cache is made of these.
+    fn refusal<R: Registrar, M: Monitor>(registrar: R, monitor: M) -> Option<ConfigError> {
+        Cache::new(registrar, monitor, Config::keeping_all()).err()
+    }
+
+    #[test]
+    fn a_simulated_monitor_is_not_believed_of_memory_that_a_device_reaches() {
+        let refused = Some(ConfigError::SimulatedMonitor);
+        let (calm, device) = (Fake(Calm), Fake(NoDevice));
+        assert_eq!(refusal(Real, calm), refused);
+        assert_eq!(refusal(Arc::new(Real), Arc::new(calm)), refused);
+        assert_eq!(refusal(Real, Arc::new(calm) as Arc<dyn Monitor>), refused);
+        assert_eq!(refusal((device, Real), calm), refused);
+        assert_eq!(refusal(Arc::new((Real, Arc::new(device))), calm), refused);
+        assert_eq!(refusal([(device, Real), (device, Real)], calm), refused);
+    }
+
+    #[test]
+    fn what_is_simulated_goes_together_and_a_real_monitor_with_either() {
+        let (calm, device) = (Fake(Calm), Fake(NoDevice));
+        assert_eq!(refusal(device, calm), None);
+        assert_eq!(refusal(Arc::new((device, [device; 2])), Arc::new(calm)), None);
+        assert_eq!(refusal(device, Blind), None);
+        assert_eq!(refusal((device, Real), Blind), None);
     }
 }

@@ -186,6 +186,9 @@ pub enum ConfigError {
     },
     /// The monitor sees nothing.
     Monitor(Lost),
+    /// The monitor [is simulated](crate::Monitor::is_simulated), and the registrar
+    /// [is not](crate::Registrar::is_simulated).
+    SimulatedMonitor,
 }
 
 impl fmt::Display for ConfigError {
@@ -206,6 +209,10 @@ impl fmt::Display for ConfigError {
                  {max_region_bytes} at most, which cannot be: mend Registrar::limits"
             ),
             Self::Monitor(lost) => lost.fmt(f),
+            Self::SimulatedMonitor => f.write_str(
+                "a simulated monitor cannot tell which memory changes under this registrar: give the cache a \
+                 real monitor, or a simulated registrar",
+            ),
         }
     }
 }
@@ -342,7 +349,7 @@ mod tests {
         ]
     }
 
-    fn of_caches() -> [Text; 5] {
+    fn of_caches() -> [Text; 6] {
         use ConfigError as E;
         let lost = |lost, names, way_out| of(E::Monitor(lost), names, way_out);
         [
@@ -355,6 +362,7 @@ mod tests {
             ),
             lost(Lost::Forked, "forked child", "make a new monitor and cache"),
             lost(Lost::Descriptor { errno: ERRNO }, "4095", "make a new monitor"),
+            of(E::SimulatedMonitor, "simulated monitor", "give the cache a real monitor"),
         ]
     }
 

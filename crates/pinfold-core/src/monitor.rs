@@ -68,6 +68,9 @@ impl Position {
 /// 6. **Its own.** [`forked`](Self::forked) says yes in a forked child only: there neither the parent's threads nor its
 ///    transfers are awaited, which go on with memory that is freed then.
 ///
+/// Where [`is_simulated`](Self::is_simulated) says yes it promises none of this, and no cache takes it with a registrar that
+/// reaches memory of this process.
+///
 /// # Locks and panics
 ///
 /// `check`, `replay`, `replay_some` and `change_surcharge` are also called under the cache's lock: they must not call the cache. Any
@@ -91,6 +94,13 @@ pub unsafe trait Monitor: Send + Sync + 'static {
     /// Whether a check takes much longer than some loads: a system call, for instance. Then a get that cannot be a hit asks
     /// only if it has to. The cache asks this once, as it is made.
     fn has_slow_check(&self) -> bool {
+        false
+    }
+
+    /// Whether what this monitor says is not about this process's memory, as that of a test. A monitor around others says so
+    /// if any of them does. Always the same answer, which a cache asks for once, as it is made: it takes such a monitor only with a
+    /// registrar that [is simulated](crate::Registrar::is_simulated), too.
+    fn is_simulated(&self) -> bool {
         false
     }
 
@@ -160,11 +170,14 @@ pub unsafe trait Monitor: Send + Sync + 'static {
 
 /// All of a [`Monitor`] but `watch`, as `$to` answers it: for one around another, `self` and what is inside.
 ///
-/// Also of what has methods of the same names.
+/// Also of what has methods of the same names, and then with an answer for `is_simulated` where that has none.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! forward_monitor {
     ($self:ident, $to:expr) => {
+        $crate::forward_monitor!($self, $to, is_simulated: $to.is_simulated());
+    };
+    ($self:ident, $to:expr, is_simulated: $is_simulated:expr) => {
         fn name(&$self) -> &'static str {
             $to.name()
         }
@@ -176,6 +189,10 @@ macro_rules! forward_monitor {
 
         fn has_slow_check(&$self) -> bool {
             $to.has_slow_check()
+        }
+
+        fn is_simulated(&$self) -> bool {
+            $is_simulated
         }
 
         fn change_pending(&$self, range: $crate::AddressRange) -> bool {

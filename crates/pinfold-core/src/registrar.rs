@@ -51,7 +51,9 @@ impl Translation {
 ///   [`deregister`](Self::deregister) is over when the call ends, however it ends;
 /// - [`granted`](Self::granted) has the rights asked for, and [`widened`](Self::widened) the range asked for and, besides,
 ///   memory of the program's only;
-/// - [`translation`](Self::translation) is what it says of every device that a registration is with.
+/// - [`translation`](Self::translation) is what it says of every device that a registration is with;
+/// - [`is_simulated`](Self::is_simulated) says yes only where no handle reaches memory of this process. Then the first two
+///   are not asked for.
 pub unsafe trait Registrar: Send + Sync + 'static {
     /// What the device gave for a range: a buffer's index, a pair of keys.
     type Handle: Copy + fmt::Debug + Send + Sync + 'static;
@@ -96,6 +98,13 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// How a registration leads to pages: pinned ones, as most devices have it.
     fn translation(&self) -> Translation {
         Translation::Pinned
+    }
+
+    /// Whether no memory of this process is reached by any handle, as where no device stands behind it. Several are simulated if
+    /// all of them are. Always the same answer, in constant time: only with such a registrar does a cache take a monitor that
+    /// [is simulated](crate::Monitor::is_simulated).
+    fn is_simulated(&self) -> bool {
+        false
     }
 
     /// Registers `range`, which for local rights is made of whole pages.
@@ -170,6 +179,10 @@ unsafe impl<R: Registrar> Registrar for Arc<R> {
 
     fn translation(&self) -> Translation {
         R::translation(self)
+    }
+
+    fn is_simulated(&self) -> bool {
+        R::is_simulated(self)
     }
 
     unsafe fn register(

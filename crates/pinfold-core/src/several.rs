@@ -2,7 +2,8 @@
 //!
 //! A registration is one with each of them, made in their order, or none: when one refuses, those
 //! before it are given back. The handle holds each device's own. Each device pins the pages, and the
-//! system counts them for each: so do budgets.
+//! system counts them for each: so do budgets. One that [is simulated](Registrar::is_simulated) next to one that is not has no
+//! say in what the other's device may reach: neither in the rights nor in the pages that are registered besides.
 //!
 //! A device that forks inside a call and comes back in the child has the next ones called there: each must
 //! refuse in a forked child by itself, as those of `pinfold` do.
@@ -32,12 +33,34 @@ fn tighter(one: Option<usize>, other: Option<usize>) -> Option<usize> {
     one.into_iter().chain(other).min()
 }
 
+/// Whether one of several has a say in what all of them register: not where it is simulated and not `all` are.
+fn has_say<R: Registrar>(one: &R, all: bool) -> bool {
+    all || !one.is_simulated()
+}
+
+/// What one of several can take; its pages are no longer than the others' where it has no say.
+fn limits_of<R: Registrar>(one: &R, all: bool) -> RegistrarLimits {
+    let limits = one.limits();
+    if has_say(one, all) { limits } else { RegistrarLimits { page_bytes: 1, ..limits } }
+}
+
+/// The rights that one of several gives.
+fn granted_by<R: Registrar>(one: &R, wanted: Access, all: bool) -> Access {
+    if has_say(one, all) { one.granted(wanted) } else { wanted }
+}
+
+/// What one of several registers for `range`.
+fn widened_by<R: Registrar>(one: &R, range: AddressRange, all: bool) -> AddressRange {
+    if has_say(one, all) { one.widened(range) } else { range }
+}
+
 // SAFETY: each device keeps the promise for its own half of the handle.
 unsafe impl<A: Registrar, B: Registrar> Registrar for (A, B) {
     type Handle = (A::Handle, B::Handle);
 
     fn limits(&self) -> RegistrarLimits {
-        both(self.0.limits(), self.1.limits())
+        let all = self.is_simulated();
+        both(limits_of(&self.0, all), limits_of(&self.1, all))
     }
 
     fn pinned_limit(&self) -> Option<usize> {
@@ -45,11 +68,13 @@ unsafe impl<A: Registrar, B: Registrar> Registrar for (A, B) {
     }
 
     fn granted(&self, wanted: Access) -> Access {
-        self.0.granted(wanted) | self.1.granted(wanted)
+        let all = self.is_simulated();
+        granted_by(&self.0, wanted, all) | granted_by(&self.1, wanted, all)
     }
 
     fn widened(&self, range: AddressRange) -> AddressRange {
-        self.1.widened(self.0.widened(range))
+        let all = self.is_simulated();
+        widened_by(&self.1, widened_by(&self.0, range, all), all)
     }
 
     fn pins_per_page(&self) -> usize {
@@ -58,6 +83,10 @@ unsafe impl<A: Registrar, B: Registrar> Registrar for (A, B) {
 
     fn translation(&self) -> Translation {
         self.0.translation().and(self.1.translation())
+    }
+
+    fn is_simulated(&self) -> bool {
+        self.0.is_simulated() && self.1.is_simulated()
     }
 
     unsafe fn register(
@@ -96,7 +125,8 @@ unsafe impl<R: Registrar, const N: usize> Registrar for [R; N] {
             max_region_bytes: usize::MAX,
             max_regions: usize::MAX,
         };
-        self.iter().map(R::limits).fold(none, both)
+        let all = self.is_simulated();
+        self.iter().map(|one| limits_of(one, all)).fold(none, both)
     }
 
     fn pinned_limit(&self) -> Option<usize> {
@@ -104,11 +134,13 @@ unsafe impl<R: Registrar, const N: usize> Registrar for [R; N] {
     }
 
     fn granted(&self, wanted: Access) -> Access {
-        self.iter().fold(wanted, |granted, registrar| granted | registrar.granted(wanted))
+        let all = self.is_simulated();
+        self.iter().fold(wanted, |granted, registrar| granted | granted_by(registrar, wanted, all))
     }
 
     fn widened(&self, range: AddressRange) -> AddressRange {
-        self.iter().fold(range, |range, registrar| registrar.widened(range))
+        let all = self.is_simulated();
+        self.iter().fold(range, |range, registrar| widened_by(registrar, range, all))
     }
 
     fn pins_per_page(&self) -> usize {
@@ -117,6 +149,10 @@ unsafe impl<R: Registrar, const N: usize> Registrar for [R; N] {
 
     fn translation(&self) -> Translation {
         self.iter().map(R::translation).reduce(Translation::and).unwrap_or(Translation::Pinned)
+    }
+
+    fn is_simulated(&self) -> bool {
+        self.iter().all(R::is_simulated)
     }
 
     unsafe fn register(
@@ -203,12 +239,46 @@ impl Each {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::fake::{Fake, FakeDevice};
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// A device that takes so many registrations.
     struct Table {
         room: usize,
         held: AtomicUsize,
+    }
+
+    /// What a test may have written in safe code: it names long pages, more rights and other memory.
+    type Greedy = Fake<GreedyDevice>;
+
+    #[derive(Clone, Copy)]
+    struct GreedyDevice;
+
+    const GREEDY: Greedy = Fake(GreedyDevice);
+
+    impl FakeDevice for GreedyDevice {
+        type Handle = ();
+
+        fn limits(&self) -> RegistrarLimits {
+            RegistrarLimits::new(1 << 16, 1 << 20, 2)
+        }
+
+        fn granted(&self, wanted: Access) -> Access {
+            wanted | Access::REMOTE_WRITE
+        }
+
+        fn widened(&self, range: AddressRange) -> AddressRange {
+            AddressRange::new(range.start(), range.len() + 4096).unwrap()
+        }
+
+        fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
+            Ok(())
+        }
+
+        fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
+            Ok(())
+        }
     }
 
     impl Table {
@@ -278,9 +348,35 @@ mod tests {
     fn the_tightest_limit_of_pinned_memory_holds() {
         let table = Table::new;
         assert_eq!((table(3), table(2)).pinned_limit(), Some(2 * 4096));
-        assert_eq!(std::sync::Arc::new((table(7), table(2))).pinned_limit(), Some(2 * 4096));
+        assert_eq!(Arc::new((table(7), table(2))).pinned_limit(), Some(2 * 4096));
         assert_eq!((table(6), (table(3), table(4))).pinned_limit(), Some(4 * 4096));
         assert_eq!([table(5), table(8), table(6)].pinned_limit(), Some(6 * 4096));
         assert_eq!([table(5), table(7)].pinned_limit(), None);
+    }
+    /// The page, the rights and the range that a registrar has for one page that is to be read.
+    fn opened<R: Registrar>(registrar: &R) -> (usize, Access, usize) {
+        let widened = registrar.widened(AddressRange::new(4096, 4096).unwrap());
+        (registrar.limits().page_bytes, registrar.granted(Access::READ), widened.len())
+    }
+
+    #[test]
+    fn one_that_is_simulated_opens_no_memory_to_the_others_device() {
+        let table = || Table::new(3);
+        let page = (4096, Access::READ, 4096);
+        assert_eq!(opened(&(GREEDY, table())), page);
+        assert_eq!(opened(&(table(), Arc::new(GREEDY))), page);
+        assert_eq!(opened(&([GREEDY; 2], (table(), GREEDY))), page);
+        assert_eq!((table(), GREEDY).limits().max_regions, 2, "it may refuse");
+        let more = Access::READ | Access::REMOTE_WRITE;
+        assert_eq!(opened(&(GREEDY, GREEDY)), (1 << 16, more, 3 * 4096));
+        assert_eq!(opened(&[GREEDY; 3]), (1 << 16, more, 4 * 4096));
+    }
+
+    #[test]
+    fn several_are_simulated_if_all_are() {
+        assert!((GREEDY, [GREEDY; 2]).is_simulated() && Arc::new((GREEDY, GREEDY)).is_simulated());
+        assert!(!(GREEDY, Table::new(1)).is_simulated() && !(Table::new(1), GREEDY).is_simulated());
+        assert!(![Table::new(1)].is_simulated() && !Arc::new(Table::new(1)).is_simulated());
+        assert!(!(GREEDY, (Table::new(1), GREEDY)).is_simulated());
     }
 }

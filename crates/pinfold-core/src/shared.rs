@@ -223,6 +223,10 @@ impl<R: Registrar, M: Monitor> Shared<R, M> {
     ) -> Result<Self, ConfigError> {
         let (registrar, monitor) = (ForeignPart::new(registrar), ForeignPart::new(monitor));
         let account = account.map(ForeignPart::new);
+        // A fake monitor is written in safe code, and would be believed of memory that a device reaches.
+        if monitor.is_simulated() && !registrar.is_simulated() {
+            return Err(ConfigError::SimulatedMonitor);
+        }
         let mut limits = registrar.limits();
         let pins_per_page = registrar.pins_per_page();
         let config = config.within(limits)?;

@@ -7,9 +7,14 @@
 //! # Safety
 //!
 //! This file reopens `unsafe_code` to implement the cache's unsafe traits for all of them, and to call the functions that
-//! take an address. Behind a fake device there is none that could reach memory by the handles that it gives, whatever
-//! address they were made for. So no memory is at stake where a fake device or a fake monitor is wrong, as long as a fake
-//! monitor is used with fake devices alone.
+//! take an address. No memory is at stake where one of a test is wrong:
+//!
+//! - Behind a fake device there is none that could reach memory by the handles that it gives, whatever address they were made
+//!   for. Next to a real device in a pair it may refuse, and has no say in what the other one may reach (`several` in the core).
+//! - A fake monitor is believed of no memory that a device reaches. It says that it is simulated, as a fake device does, which
+//!   what a test implements cannot change; and no cache takes a simulated monitor with a registrar that is not
+//!   ([`ConfigError::SimulatedMonitor`](pinfold_core::ConfigError::SimulatedMonitor)). What asks monitors without a cache
+//!   is unsafe to call, and excludes these.
 
 #![allow(unsafe_code)]
 
@@ -26,8 +31,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A device or a monitor of a test, as the cache takes it. Not to be used in one cache with a device or a monitor that is none,
-/// nor in a pair with one: what it says of memory would be believed for that device.
+/// A device or a monitor of a test, as the cache takes it. Either says that it is simulated: no cache takes a fake monitor with a
+/// registrar that is not ([`ConfigError::SimulatedMonitor`](pinfold_core::ConfigError::SimulatedMonitor)).
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Fake<T>(pub T);
 
@@ -333,6 +338,10 @@ unsafe impl<D: FakeDevice> Registrar for Fake<D> {
         self.0.translation()
     }
 
+    fn is_simulated(&self) -> bool {
+        true
+    }
+
     unsafe fn register(
         &self,
         range: AddressRange,
@@ -412,9 +421,9 @@ unsafe impl<D: FakeSuspend> Suspend for Fake<D> {
     }
 }
 
-// SAFETY: it watches no memory that a device could reach: see the header.
+// SAFETY: it says that it is simulated, so it is believed of no memory that a device could reach: see the header.
 unsafe impl<M: FakeMonitor> Monitor for Fake<M> {
-    pinfold_core::forward_monitor!(self, self.0);
+    pinfold_core::forward_monitor!(self, self.0, is_simulated: true);
 
     fn watch(&self, range: AddressRange) -> Watch {
         self.0.watch(range)

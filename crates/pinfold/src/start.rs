@@ -14,7 +14,7 @@ use std::time::Instant;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
-    /// The settings make no sense, or the monitor is lost.
+    /// The settings make no sense, or the monitor is lost, or simulated over a registrar that is not.
     #[error("{0}")]
     Config(#[source] ConfigError),
     /// The reclaimer's thread could not be started.

@@ -13,7 +13,11 @@ mod registrar_support;
 use io_uring::{opcode, squeue, types};
 use pinfold::registrar::{BufferIndex, IoUring, IoUringError, MAX_BUFFER_BYTES, MAX_SLOTS};
 use pinfold::suspend::Suspend;
-use pinfold::{Access, AddressRange, BadAddress, DeregisterError, RegisterError, Registrar};
+use pinfold::{
+    Access, AddressRange, BadAddress, CacheError, Config, ConfigError, DeregisterError,
+    RegisterError, Registrar,
+};
+use pinfold_sim::{Calm, Fake};
 use registrar_support::{
     Memory, Own, PAGE, alone, in_forked_child, live_under_a_limit, memory_file, status_bytes,
 };
@@ -702,6 +706,15 @@ fn refuse_io_uring() {
 
 fn filter(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k }
+}
+
+/// A ring reaches memory whose changes a monitor of a test does not know.
+#[test]
+fn a_ring_is_not_cached_by_a_simulated_monitor() {
+    let Some(ring) = ring() else { return };
+    let registrar = registrar_of(&ring, 16).unwrap();
+    let refused = pinfold::cache(registrar, Fake(Calm), Config::keeping_all());
+    assert!(matches!(refused, Err(CacheError::Config(ConfigError::SimulatedMonitor))));
 }
 
 /// Prints what registering and giving back costs; asserts nothing of it.

@@ -334,7 +334,8 @@ impl<'c, R: Registrar, M: Monitor, P: SlabPages> Zone<'c, R, M, P> {
         target: AddressRange,
         given: Option<AddressRange>,
     ) -> TargetWatch<'c, R, M> {
-        if !self.options.watch_targets {
+        // A target is this process's memory, of which a simulated monitor says nothing.
+        if !self.options.watch_targets || self.cache.monitor().is_simulated() {
             return TargetWatch::Unwatched;
         }
         let patience = if given.is_some() { TO_WATCH_AGAIN } else { TO_WATCH };

@@ -351,6 +351,10 @@ unsafe impl Monitor for Best {
         self.monitor().has_slow_check()
     }
 
+    fn is_simulated(&self) -> bool {
+        self.monitor().is_simulated()
+    }
+
     fn change_surcharge(&self) -> u64 {
         self.monitor().change_surcharge()
     }

@@ -116,7 +116,7 @@ pub unsafe fn import(fi_open: FiOpen) -> Result<(), ImportError> {
 ///
 /// # Safety
 ///
-/// As [`import`].
+/// As [`import`]; the monitor is not [simulated](Monitor::is_simulated).
 pub unsafe fn import_with<M: Monitor>(
     fi_open: FiOpen,
     start: fn() -> Option<Arc<M>>,

@@ -165,6 +165,10 @@ unsafe impl<M: Combinable> Monitor for WithFeed<M> {
         self.monitor.has_slow_check()
     }
 
+    fn is_simulated(&self) -> bool {
+        self.monitor.is_simulated()
+    }
+
     fn change_surcharge(&self) -> u64 {
         self.monitor.change_surcharge()
     }
