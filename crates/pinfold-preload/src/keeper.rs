@@ -384,8 +384,10 @@ impl Keeper {
     fn empty_inherited_by(&self, scope: Scope, mut end: impl FnMut(&Leaving)) {
         // Another thread of the parent may have had the lock.
         let Ok(mut books) = self.books.try_lock() else { return };
-        // Everything, because the parent forgets everything. Not if the parent goes on with it.
-        if !books.store.has_idle_in(scope) || !self.children.empty(books.moves) {
+        // Everything, because the parent forgets everything: what this child cannot end no process would end then. Not if
+        // the parent goes on with it.
+        let is_wanted = books.store.has_idle_in(scope) && books.may_end_idle();
+        if !is_wanted || !self.children.empty(books.moves) {
             return;
         }
         loop {
@@ -736,6 +738,15 @@ impl Books {
         leaving.retain(|leaving| self.devices.is_open(leaving.opening));
     }
 
+    /// Whether all that is idle can be ended by its numbers.
+    fn may_end_idle(&self) -> bool {
+        // A system call for each opening, of which there are few side by side.
+        let mut last = None;
+        self.store
+            .idle_openings()
+            .all(|opening| last.replace(opening) == Some(opening) || self.devices.is_open(opening))
+    }
+
     /// What the thread of ours takes to deregister the dead; the lists here get no shorter until it is done.
     fn room_for_dead(&mut self) -> Result<Vec<Remains>, TryReserveError> {
         let (dead, mut remains) = (self.store.dead(), Vec::new());
@@ -864,7 +875,8 @@ mod tests {
     use pinfold_kernel::raw::system_call;
     use pinfold_kernel::thread::{run_before_all, thread_id, yield_now};
     use std::collections::BTreeSet;
-    use std::os::fd::AsRawFd;
+    use std::fs::File;
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
     use std::path::Path;
     use std::sync::OnceLock;
     use std::sync::mpsc::channel;
@@ -904,15 +916,22 @@ mod tests {
 
     /// An idle registration with this number, and one that the thread which deregisters could not end.
     fn gave_back(books: &mut Books, handle: u32) {
-        let region = Region { address: 64 * handle as usize, handle, lkey: handle };
-        let leaving = Leaving { region, ..leaving() };
-        let Leaving { key, opening, .. } = leaving;
+        let Leaving { key, opening, .. } = leaving();
+        let leaving = gave_back_in(books, key.domain.device, opening, handle);
+        books.remains.push(Remains { leaving, ended: Ended::Not });
+    }
+
+    /// An idle registration with this number.
+    fn gave_back_in(books: &mut Books, device: usize, opening: Opening, handle: u32) -> Leaving {
+        let region = Region { address: 64 * handle as usize + device, handle, lkey: handle };
+        let mut key = leaving().key;
+        key.domain.device = device;
         let place = books.store.begin(key, opening).unwrap();
         books.store.land(place, region).unwrap();
         let Key { start, length, domain, .. } = key;
         let handle = HandleFields { region, start, length, domain: domain.address };
         assert_eq!(books.store.release(&handle), End::Kept);
-        books.remains.push(Remains { leaving, ended: Ended::Not });
+        Leaving { key, region, opening }
     }
 
     #[test]
@@ -944,7 +963,7 @@ mod tests {
     fn a_child_that_ends_a_domain_ends_what_no_other_has_and_knows_what_else_its_parent_has() {
         let keeper = keeper();
         let mut books = keeper.books().unwrap();
-        let device = std::fs::File::open("/dev/null").unwrap();
+        let device = File::open("/dev/null").unwrap();
         let known = books.devices.note_descriptor(2, device.as_raw_fd()).unwrap();
         assert_eq!(known.opening, leaving().opening);
         (1..=4).for_each(|handle| gave_back(&mut books, handle));
@@ -967,6 +986,34 @@ mod tests {
         assert_eq!(BTreeSet::from_iter(ended.iter().copied()), (2..=4).collect());
         assert_eq!(ended.len(), 3, "none twice");
         assert!(keeper.may_have(std::ptr::without_provenance_mut(640)));
+    }
+
+    /// A descriptor whose number no other test's file gets once it is closed.
+    fn high(file: &File) -> OwnedFd {
+        // SAFETY: a new descriptor, of this test's.
+        unsafe { OwnedFd::from_raw_fd(libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, 910)) }
+    }
+
+    /// The parent would forget what the child does not end.
+    #[test]
+    fn a_child_without_one_of_the_devices_leaves_all_that_is_idle_to_its_parent() {
+        let (keeper, file) = (keeper(), File::open("/dev/null").unwrap());
+        let mut books = keeper.books().unwrap();
+        let closed = high(&File::open("/dev/null").unwrap());
+        for (device, descriptor) in [(2, closed.as_raw_fd()), (32, file.as_raw_fd())] {
+            let known = books.devices.note_descriptor(device, descriptor).unwrap();
+            _ = gave_back_in(&mut books, device, known.opening, 1);
+        }
+        drop((books, closed));
+        let empty = |scope| {
+            let mut ended = Vec::new();
+            keeper.empty_inherited_by(scope, |leaving| ended.push(leaving.key.domain.device));
+            ended
+        };
+        let domain = DomainName { device: 32, ..leaving().key.domain };
+        assert_eq!(empty(Scope::Everything), []);
+        assert_eq!(empty(Scope::Domain(domain)), []);
+        assert!(!keeper.children.is_emptied());
     }
 
     #[test]
