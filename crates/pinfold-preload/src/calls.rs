@@ -16,6 +16,7 @@ use crate::apart;
 use crate::caller::Caller;
 use crate::complaint;
 use crate::environment;
+use crate::keeper::Keeper;
 use crate::main_thread;
 use crate::process::{self, Process};
 use crate::real::{Real, find_at_start, may_keep, real_of, real_to_release};
@@ -182,12 +183,7 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd, caller: usize) -> c_
     let scope = unsafe { domain_of(pd) }.map(Scope::Domain);
     scope.into_iter().for_each(|scope| {
         empty(scope);
-        guarded(|| {
-            Process::inherited()
-                .filter_map(Process::keeper)
-                .for_each(|keeper| keeper.empty_inherited(scope));
-            Some(())
-        });
+        with_inherited(|keeper| keeper.empty_inherited(scope));
     });
     // SAFETY: the caller's promises.
     let status = released(caller, |real| unsafe {
@@ -220,6 +216,7 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context, caller: 
     let (caller, scope) = (Caller(caller), Scope::Device(context.addr()));
     empty(scope);
     forget(scope);
+    with_inherited(|keeper| keeper.forget_inherited(context.addr()));
     // SAFETY: the caller's promises.
     released(caller, |real| unsafe {
         match real.old.filter(|_| caller.asked().old_abi) {
@@ -494,6 +491,14 @@ unsafe fn domain_of(pd: *mut ibv_pd) -> Option<DomainName> {
 /// Deregisters what is idle in `scope`.
 fn empty(scope: Scope) {
     guarded(|| Process::running()?.keeper().map(|keeper| keeper.empty(scope)));
+}
+
+/// Calls `heed` with each keeper that this process, a forked child, has from its parents.
+fn with_inherited(heed: impl Fn(&Keeper)) {
+    guarded(|| {
+        Process::inherited().filter_map(Process::keeper).for_each(heed);
+        Some(())
+    });
 }
 
 /// Forgets what the program has in `scope`.

@@ -9,6 +9,8 @@
 //! There are 64 marks. A file whose number stands for another one by now is gone, so its mark is free for that number, unless
 //! the thread that deregisters may be looking for the file: with no lock held, by a copy of what was open ([`DeviceList`]).
 //! So of two files with one number that this process has marked none is taken for the other, and there is always a free mark.
+//! A forked child has its parents' books with their devices, and gives no file the mark that one of those had with its
+//! number ([`OpenDevices::inherit`]).
 //!
 //! A device that is opened anew may have the address, the number and the mark of one before. So what is registered is noted
 //! with an [`Opening`], which no later one is equal to, and not with the device's address.
@@ -160,6 +162,8 @@ pub(crate) struct OpenDevices {
     looked_for: DeviceList,
     /// What the thread that ends the process may be looking for.
     looked_for_last: DeviceList,
+    /// In a forked child: what its parents had open, as far as it is known.
+    inherited: DeviceList,
     /// How many openings were noted.
     openings: u64,
 }
@@ -221,12 +225,12 @@ impl OpenDevices {
     }
 
     /// The mark that the open file has, by a parent of this process or from here on: none that another file with this
-    /// number had, of those that are looked for.
+    /// number had, of those that are looked for or inherited.
     fn marked(&self, descriptor: c_int) -> Option<c_int> {
         match mark_of(descriptor)? {
             0 => {
                 let looked_for = || self.looked_for.0.iter().chain(&self.looked_for_last.0);
-                let known = || self.open.0.iter().chain(looked_for());
+                let known = || self.open.0.iter().chain(looked_for()).chain(&self.inherited.0);
                 let is_free = |mark: &c_int| {
                     !known().any(|known| known.file == OpenFile { descriptor, mark: *mark })
                 };
@@ -262,6 +266,11 @@ impl OpenDevices {
     /// The thread that deregisters looks for nothing.
     pub(crate) fn end_look(&mut self) {
         self.looked_for = DeviceList::default();
+    }
+
+    /// This process is a forked child of the one whose devices these are.
+    pub(crate) fn inherit(&mut self, parent: &Self) {
+        self.inherited.0.extend(&parent.open.0);
     }
 
     /// The program closes the device, or has.
@@ -452,6 +461,20 @@ mod tests {
         let ours = noted(&mut parent, 7, file.as_raw_fd());
         let theirs = noted(&mut child, 9, file.as_raw_fd());
         assert!(parent.is_open(ours) && child.is_open(theirs));
+    }
+
+    /// Closed without `ibv_close_device`, and opened anew with its number.
+    #[test]
+    fn what_a_child_opens_is_not_taken_for_what_its_parent_had() {
+        let (mut parent, mut child, file) =
+            (OpenDevices::default(), OpenDevices::default(), opened());
+        let ours = noted(&mut parent, 7, file.as_raw_fd());
+        child.inherit(&parent);
+        for _ in 0..2 * MARKS {
+            opened_anew(&file);
+            let theirs = child.note_descriptor(7, file.as_raw_fd()).unwrap().opening;
+            assert!(child.is_open(theirs) && !parent.is_open(ours));
+        }
     }
 
     /// A thread with a table of its own: it has the device for as long as it is lent, and no other file under its number.

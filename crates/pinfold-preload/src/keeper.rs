@@ -376,6 +376,25 @@ impl Keeper {
         is_part
     }
 
+    /// This is the keeper of a forked child of the process that `parent` is of.
+    ///
+    /// Another thread of the parent may have had the lock. Then it is held in this process for ever, and nothing is ended
+    /// that stands in those books. Where another thread of this process has it at the moment, a device that the program
+    /// closes is told by [`forget_inherited`](Self::forget_inherited) alone.
+    pub(crate) fn inherit(&mut self, parent: &Self) {
+        if let (Ok(books), Ok(inherited)) = (self.books.get_mut(), parent.books.try_lock()) {
+            books.devices.inherit(&inherited.devices);
+        }
+    }
+
+    /// A forked child of the process that kept this closes `device`: one that has its address and its number later is
+    /// another. Where another thread of the child has the lock at the moment, that is told by its mark alone.
+    pub(crate) fn forget_inherited(&self, device: usize) {
+        if let Ok(mut books) = self.books.try_lock() {
+            books.devices.forget(device);
+        }
+    }
+
     /// Deregisters what is idle, in a forked child of the process that kept it, if some of it is in `scope`.
     pub(crate) fn empty_inherited(&self, scope: Scope) {
         self.empty_inherited_by(scope, |leaving| _ = dereg(leaving.region));
@@ -1014,6 +1033,24 @@ mod tests {
         assert_eq!(empty(Scope::Everything), []);
         assert_eq!(empty(Scope::Domain(domain)), []);
         assert!(!keeper.children.is_emptied());
+    }
+
+    /// What a child opens may have the address and the number of what it closed, and the same mark.
+    #[test]
+    fn a_child_ends_nothing_in_a_device_that_it_has_opened_anew() {
+        let (keeper, file) = (keeper(), high(&File::open("/dev/null").unwrap()));
+        let mut books = keeper.books().unwrap();
+        let opening = books.devices.note_descriptor(2, file.as_raw_fd()).unwrap().opening;
+        _ = gave_back_in(&mut books, 2, opening, 1);
+        drop(books);
+        keeper.forget_inherited(2);
+        let other = File::open("/dev/null").unwrap();
+        // SAFETY: two descriptors of this test's.
+        assert!(unsafe { libc::dup2(other.as_raw_fd(), file.as_raw_fd()) } >= 0);
+        OpenDevices::default().note_descriptor(2, file.as_raw_fd()).unwrap();
+        let mut ended = 0;
+        keeper.empty_inherited_by(Scope::Everything, |_| ended += 1);
+        assert!(ended == 0 && !keeper.children.is_emptied());
     }
 
     #[test]

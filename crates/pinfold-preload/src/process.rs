@@ -300,7 +300,9 @@ impl Process {
         let limit = limit(&self.settings, &limits);
         let monitor = monitor().map_err(|complaint| (Reason::NoMonitor, complaint))?;
         let room = MappingRoom::of(limits.max_map_count);
-        Ok(Keeper::new(monitor, limit, &self.admission, self.children, room))
+        let mut keeper = Keeper::new(monitor, limit, &self.admission, self.children, room);
+        Self::inherited().filter_map(Self::keeper).for_each(|parent| keeper.inherit(parent));
+        Ok(keeper)
     }
 
     /// Counts a registration that went to libibverbs as it was.
