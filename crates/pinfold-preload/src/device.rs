@@ -152,6 +152,8 @@ struct OpenDevice {
     address: usize,
     opening: Opening,
     file: OpenFile,
+    /// It had no mark before: no other process had kept anything in it.
+    is_marked_here: bool,
 }
 
 /// The devices in which registrations are kept: as many as the program has open, and for each number that it has closed one.
@@ -206,12 +208,12 @@ impl OpenDevices {
         {
             return Some(KnownDevice { opening, gone: Vec::new() });
         }
-        let mark = self.marked(descriptor)?;
-        let gone = self.forget_gone(device, OpenFile { descriptor, mark });
+        let is_marked_here = is_marked(descriptor) == Some(false) || self.has_marked(descriptor);
+        let file = OpenFile { descriptor, mark: self.marked(descriptor)? };
+        let gone = self.forget_gone(device, file);
         let opening = Opening(self.openings);
         self.openings += 1;
-        let file = OpenFile { descriptor, mark };
-        self.open.0.push(OpenDevice { address: device, opening, file });
+        self.open.0.push(OpenDevice { address: device, opening, file, is_marked_here });
         Some(KnownDevice { opening, gone })
     }
 
@@ -243,6 +245,14 @@ impl OpenDevices {
             }
             mark => Some(mark),
         }
+    }
+
+    /// Whether what `descriptor` stands for has its mark from this process.
+    pub(crate) fn has_marked(&self, descriptor: c_int) -> bool {
+        let is_it = |known: &OpenDevice| {
+            known.is_marked_here && known.file.descriptor == descriptor && known.file.is_open()
+        };
+        self.open.0.iter().any(is_it)
     }
 
     /// Whether registrations of this opening can be ended by their numbers.
@@ -291,6 +301,11 @@ impl DeviceList {
         let lent = LentDevice { opening, named: file.descriptor, number, is_borrowed };
         file.is_at(number).then_some(lent)
     }
+}
+
+/// Whether some process has kept anything in what `descriptor` stands for. `None` for a number that stands for nothing.
+pub(crate) fn is_marked(descriptor: c_int) -> Option<bool> {
+    mark_of(descriptor).map(|mark| mark != 0)
 }
 
 /// 0 for none; `None` for a number that stands for nothing. Leaves the error number as it was.
@@ -458,9 +473,16 @@ mod tests {
     fn what_another_process_has_marked_keeps_its_mark() {
         let (mut parent, mut child, file) =
             (OpenDevices::default(), OpenDevices::default(), opened());
-        let ours = noted(&mut parent, 7, file.as_raw_fd());
-        let theirs = noted(&mut child, 9, file.as_raw_fd());
-        assert!(parent.is_open(ours) && child.is_open(theirs));
+        let number = file.as_raw_fd();
+        assert_eq!(is_marked(number), Some(false));
+        let (ours, again) = (noted(&mut parent, 7, number), noted(&mut parent, 8, number));
+        let theirs = noted(&mut child, 9, number);
+        assert!(parent.is_open(ours) && parent.is_open(again) && child.is_open(theirs));
+        assert!(parent.has_marked(number) && !child.has_marked(number));
+        parent.forget(7);
+        assert!(parent.has_marked(number), "by another device with this file");
+        opened_anew(&file);
+        assert!(is_marked(number) == Some(false) && !parent.has_marked(number));
     }
 
     /// Closed without `ibv_close_device`, and opened anew with its number.

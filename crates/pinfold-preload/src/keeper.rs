@@ -427,6 +427,11 @@ impl Keeper {
         self.books.try_lock().map_or(true, |books| books.store.has(mr.addr()))
     }
 
+    /// Whether this process was the first to keep something in what `descriptor` stands for.
+    pub(crate) fn has_marked(&self, descriptor: libc::c_int) -> bool {
+        self.books().is_some_and(|books| books.devices.has_marked(descriptor))
+    }
+
     pub(crate) const fn monitor(&self) -> &Monitored {
         &self.monitor
     }
@@ -888,8 +893,10 @@ unsafe fn fields_of(mr: NonNull<ibv_mr>) -> HandleFields {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::process::may_end_of;
     use libc::{BPF_ABS, BPF_ALU, BPF_AND, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
     use pinfold::monitor::best_without_loading;
+    use pinfold::registrar::verbs::ffi::ibv_context;
     use pinfold_kernel::priority::priority_of;
     use pinfold_kernel::raw::system_call;
     use pinfold_kernel::thread::{run_before_all, thread_id, yield_now};
@@ -1051,6 +1058,32 @@ mod tests {
         let mut ended = 0;
         keeper.empty_inherited_by(Scope::Everything, |_| ended += 1);
         assert!(ended == 0 && !keeper.children.is_emptied());
+    }
+
+    /// Another thread of the parent had them at the fork.
+    #[test]
+    fn a_child_without_the_books_of_its_parent_notes_no_end_in_a_device_of_its_own() {
+        let (parent, child) = (keeper(), keeper());
+        let _never_unlocked = parent.books.lock().unwrap();
+        let theirs = File::open("/dev/null").unwrap();
+        OpenDevices::default().note_descriptor(2, theirs.as_raw_fd()).unwrap();
+        let (kept, new) = (File::open("/dev/null").unwrap(), File::open("/dev/null").unwrap());
+        let note = |device, number| child.books().unwrap().devices.note_descriptor(device, number);
+        for (device, file) in [(2, &theirs), (32, &kept)] {
+            note(device, file.as_raw_fd()).unwrap();
+        }
+        let is_to_be_noted = |number, own| {
+            // SAFETY: zeros are a context and a handle.
+            let (mut context, mut mr): (ibv_context, ibv_mr) = unsafe { std::mem::zeroed() };
+            context.cmd_fd = number;
+            mr.context = &raw mut context;
+            // SAFETY: both are there.
+            unsafe { may_end_of(&parent, own, &raw mut mr) }
+        };
+        let of = |own| [&theirs, &kept, &new].map(|file| is_to_be_noted(file.as_raw_fd(), own));
+        assert_eq!(of(Some(&child)), [true, false, false]);
+        assert_eq!(of(None), [true, true, false]);
+        assert!(is_to_be_noted(-1, Some(&child)), "it stands for nothing");
     }
 
     #[test]
