@@ -128,6 +128,36 @@ pub(crate) unsafe extern "C" fn reg_mr_iova(
     kept.unwrap_or_else(|reason| passed(caller, reason, register))
 }
 
+pub(crate) unsafe extern "C" fn reg_mr_ex(
+    pd: *mut ibv_pd,
+    attributes: *mut c_void,
+    caller: usize,
+) -> *mut ibv_mr {
+    begin_early();
+    passed(Caller(caller), Reason::ByAttributes, |real| match real.library.reg_mr_ex {
+        // SAFETY: the caller's promises. libibverbs only reads the attributes, so that they serve a second attempt, too.
+        Some(register) => through_us(|| unsafe { register(pd, attributes) }),
+        None => unsupported_registration(),
+    })
+}
+
+/// libibverbs' own comes back to `reg_mr_ex` where its functions call each other by the dynamic linker.
+pub(crate) unsafe extern "C" fn reg_buf_mr(
+    pd: *mut ibv_pd,
+    buffer: *mut c_void,
+    address: *mut c_void,
+    length: size_t,
+    access: c_int,
+    caller: usize,
+) -> *mut ibv_mr {
+    begin_early();
+    passed(Caller(caller), Reason::ByAttributes, |real| match real.library.reg_buf_mr {
+        // SAFETY: the caller's promises.
+        Some(register) => through_us(|| unsafe { register(pd, buffer, address, length, access) }),
+        None => unsupported_registration(),
+    })
+}
+
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr, caller: usize) -> c_int {
     let caller = Caller(caller);
     // SAFETY: the caller's promises.
@@ -379,10 +409,7 @@ impl Request {
                 // SAFETY: as above.
                 unsafe { (real.library.reg_mr)(pd, address, length, access) }
             }
-            None => {
-                unsupported();
-                ptr::null_mut()
-            }
+            None => unsupported_registration(),
         }
     }
 
@@ -527,6 +554,11 @@ fn gone() -> c_int {
 /// where a device's driver lacks it.
 fn unsupported() {
     set_errno(Errno(libc::EOPNOTSUPP));
+}
+
+fn unsupported_registration() -> *mut ibv_mr {
+    unsupported();
+    ptr::null_mut()
 }
 
 /// There is no libibverbs.

@@ -825,6 +825,15 @@ fn idle_registrations_make_room_for_one_that_is_changed() {
     assert_eq!(said(&output), done());
 }
 
+#[test]
+fn idle_registrations_make_room_for_one_that_no_cache_keeps() {
+    let case = ["registers_otherwise_without_room"];
+    for cache in ["off", "on"] {
+        let Some(out) = said_by("bundled", &[&library()], cache, &case) else { return };
+        assert_eq!(out, "done\n", "{cache}");
+    }
+}
+
 /// The C library may allocate at the first use of a variable of threads after libraries with such were loaded.
 #[test]
 fn threads_of_the_library_ask_the_program_s_allocator_for_nothing() {

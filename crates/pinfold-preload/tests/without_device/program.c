@@ -821,6 +821,28 @@ static void changes_without_room(void)
 	puts("done");
 }
 
+#pragma weak ibv_reg_mr_ex
+#pragma weak ibv_reg_buf_mr
+
+/* By the functions of the latest versions: room is made of what is idle, and nothing is kept. */
+static void registers_otherwise_without_room(void)
+{
+	struct ibv_mr_init_attr attributes = { BYTES, 1, 0, 0, map() };
+	struct ibv_mr *mr;
+
+	begin();
+	CHECK(ibv_reg_mr_ex && ibv_reg_buf_mr);
+	verbs_limit(BYTES + 4096);
+	for (int i = 0; i < 4; i++) {
+		registered(4);
+		mr = i & 1 ? ibv_reg_mr_ex(pd, &attributes) : ibv_reg_buf_mr(pd, NULL, attributes.addr, BYTES, 1);
+		CHECK(mr && verbs_has(pd->context->cmd_fd, mr->handle));
+		CHECK(!ibv_reg_mr_ex(pd, &attributes) && errno == ENOMEM);
+		CHECK(!ibv_dereg_mr(mr) && !verbs_has(pd->context->cmd_fd, mr->handle));
+	}
+	puts("done");
+}
+
 int interposed_registrations(void) __attribute__((weak));
 int interposed_deregistrations(void) __attribute__((weak));
 
@@ -1375,6 +1397,9 @@ static void asks_for_later_functions(void)
 		errno = EOPNOTSUPP;
 		CHECK(!ibv_reg_mr_iova2 || (!ibv_reg_mr_iova2(pd, memory, BYTES, 0, 1) && errno == EOPNOTSUPP));
 		CHECK(!ibv_reg_mr_iova || (!ibv_reg_mr_iova(pd, memory, BYTES, 0, 1) && errno == EOPNOTSUPP));
+		errno = EOPNOTSUPP;
+		CHECK(!ibv_reg_mr_ex || (!ibv_reg_mr_ex(pd, NULL) && errno == EOPNOTSUPP));
+		CHECK(!ibv_reg_buf_mr || (!ibv_reg_buf_mr(pd, NULL, memory, BYTES, 1) && errno == EOPNOTSUPP));
 	}
 	if (ibv_unimport_pd)
 		ibv_unimport_pd(pd);
@@ -1981,6 +2006,7 @@ static const struct {
 	{ "imports_its_domain", imports_its_domain },
 	{ "child_uses_its_domain", child_uses_its_domain },
 	{ "changes_without_room", changes_without_room },
+	{ "registers_otherwise_without_room", registers_otherwise_without_room },
 	{ "interposed", interposed },
 	{ "moves_mappings", moves_mappings },
 	{ "protects", protects },
