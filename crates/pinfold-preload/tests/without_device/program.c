@@ -806,6 +806,28 @@ static void child_uses_its_domain(void)
 	puts(ibv_dealloc_pd(pd) ? "in use" : "deallocated");
 }
 
+/* A child closes a device of its parent's two, and wants to be rid of a domain of the other one. */
+static void child_closes_a_device(void)
+{
+	struct ibv_pd *closed;
+	pid_t child;
+	int status;
+
+	begin();
+	registered(4);
+	closed = pd;
+	begin();
+	registered(4);
+	CHECK((child = fork()) >= 0);
+	if (!child) {
+		CHECK(!ibv_close_device(closed->context) && ibv_dealloc_pd(pd) == EBUSY);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && !status);
+	CHECK(!ibv_dealloc_pd(pd));
+	puts(ibv_dealloc_pd(closed) ? "in use" : "deallocated");
+}
+
 /* Room is made of what is idle. */
 static void changes_without_room(void)
 {
@@ -2005,6 +2027,7 @@ static const struct {
 	{ "ends_by_a_handle", ends_by_a_handle },
 	{ "imports_its_domain", imports_its_domain },
 	{ "child_uses_its_domain", child_uses_its_domain },
+	{ "child_closes_a_device", child_closes_a_device },
 	{ "changes_without_room", changes_without_room },
 	{ "registers_otherwise_without_room", registers_otherwise_without_room },
 	{ "interposed", interposed },
