@@ -146,6 +146,14 @@ pub(crate) mod device {
             Some(KnownDevice { opening, gone: gone.into_iter().collect() })
         }
 
+        /// A model's device is opened anew as another.
+        pub(crate) fn inherit(&self, _: &Self) {}
+
+        /// A model is one process.
+        pub(crate) const fn has_marked(&self, _: std::ffi::c_int) -> bool {
+            true
+        }
+
         pub(crate) fn look(&self) -> Self {
             self.clone()
         }

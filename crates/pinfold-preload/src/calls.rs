@@ -16,6 +16,7 @@ use crate::apart;
 use crate::caller::Caller;
 use crate::complaint;
 use crate::environment;
+use crate::keeper::Keeper;
 use crate::main_thread;
 use crate::process::{self, Process};
 use crate::real::{Real, find_at_start, may_keep, real_of, real_to_release};
@@ -127,6 +128,36 @@ pub(crate) unsafe extern "C" fn reg_mr_iova(
     kept.unwrap_or_else(|reason| passed(caller, reason, register))
 }
 
+pub(crate) unsafe extern "C" fn reg_mr_ex(
+    pd: *mut ibv_pd,
+    attributes: *mut c_void,
+    caller: usize,
+) -> *mut ibv_mr {
+    begin_early();
+    passed(Caller(caller), Reason::ByAttributes, |real| match real.library.reg_mr_ex {
+        // SAFETY: the caller's promises. libibverbs only reads the attributes, so that they serve a second attempt, too.
+        Some(register) => through_us(|| unsafe { register(pd, attributes) }),
+        None => unsupported_registration(),
+    })
+}
+
+/// libibverbs' own comes back to `reg_mr_ex` where its functions call each other by the dynamic linker.
+pub(crate) unsafe extern "C" fn reg_buf_mr(
+    pd: *mut ibv_pd,
+    buffer: *mut c_void,
+    address: *mut c_void,
+    length: size_t,
+    access: c_int,
+    caller: usize,
+) -> *mut ibv_mr {
+    begin_early();
+    passed(Caller(caller), Reason::ByAttributes, |real| match real.library.reg_buf_mr {
+        // SAFETY: the caller's promises.
+        Some(register) => through_us(|| unsafe { register(pd, buffer, address, length, access) }),
+        None => unsupported_registration(),
+    })
+}
+
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr, caller: usize) -> c_int {
     let caller = Caller(caller);
     // SAFETY: the caller's promises.
@@ -182,12 +213,7 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd, caller: usize) -> c_
     let scope = unsafe { domain_of(pd) }.map(Scope::Domain);
     scope.into_iter().for_each(|scope| {
         empty(scope);
-        guarded(|| {
-            Process::inherited()
-                .filter_map(Process::keeper)
-                .for_each(|keeper| keeper.empty_inherited(scope));
-            Some(())
-        });
+        with_inherited(|keeper| keeper.empty_inherited(scope));
     });
     // SAFETY: the caller's promises.
     let status = released(caller, |real| unsafe {
@@ -220,6 +246,7 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context, caller: 
     let (caller, scope) = (Caller(caller), Scope::Device(context.addr()));
     empty(scope);
     forget(scope);
+    with_inherited(|keeper| keeper.forget_inherited(context.addr()));
     // SAFETY: the caller's promises.
     released(caller, |real| unsafe {
         match real.old.filter(|_| caller.asked().old_abi) {
@@ -382,10 +409,7 @@ impl Request {
                 // SAFETY: as above.
                 unsafe { (real.library.reg_mr)(pd, address, length, access) }
             }
-            None => {
-                unsupported();
-                ptr::null_mut()
-            }
+            None => unsupported_registration(),
         }
     }
 
@@ -496,6 +520,14 @@ fn empty(scope: Scope) {
     guarded(|| Process::running()?.keeper().map(|keeper| keeper.empty(scope)));
 }
 
+/// Calls `heed` with each keeper that this process, a forked child, has from its parents.
+fn with_inherited(heed: impl Fn(&Keeper)) {
+    guarded(|| {
+        Process::inherited().filter_map(Process::keeper).for_each(heed);
+        Some(())
+    });
+}
+
 /// Forgets what the program has in `scope`.
 fn forget(scope: Scope) {
     guarded(|| Process::running()?.keeper().map(|keeper| keeper.forget_live(scope)));
@@ -522,6 +554,11 @@ fn gone() -> c_int {
 /// where a device's driver lacks it.
 fn unsupported() {
     set_errno(Errno(libc::EOPNOTSUPP));
+}
+
+fn unsupported_registration() -> *mut ibv_mr {
+    unsupported();
+    ptr::null_mut()
 }
 
 /// There is no libibverbs.

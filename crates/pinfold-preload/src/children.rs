@@ -6,9 +6,9 @@
 //!
 //! **What is idle** is ended by one side alone. The word counts the parent's changes of what it keeps idle:
 //! before it hands out, gets back or ends something, it counts. A child has the count of the moment at which
-//! it was forked in its copy of the parent's memory, and may end what it inherited if it can change the word
-//! from that count to the same count with [`EMPTIED`]. Each side changes the word by a compare-exchange
-//! from a count that it knows, so of the two one comes first, and the other learns of it:
+//! it was forked in its copy of the parent's memory, and may end what it inherited if it has the devices of all of it
+//! still, and can change the word from that count to the same count with [`EMPTIED`]. Each side changes the word by
+//! a compare-exchange from a count that it knows, so of the two one comes first, and the other learns of it:
 //!
 //! - the child first: the parent's next change fails, and the parent forgets everything that was idle;
 //!   it was the same for both, and the child ends all of it;

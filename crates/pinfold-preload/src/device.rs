@@ -9,6 +9,8 @@
 //! There are 64 marks. A file whose number stands for another one by now is gone, so its mark is free for that number, unless
 //! the thread that deregisters may be looking for the file: with no lock held, by a copy of what was open ([`DeviceList`]).
 //! So of two files with one number that this process has marked none is taken for the other, and there is always a free mark.
+//! A forked child has its parents' books with their devices, and gives no file the mark that one of those had with its
+//! number ([`OpenDevices::inherit`]).
 //!
 //! A device that is opened anew may have the address, the number and the mark of one before. So what is registered is noted
 //! with an [`Opening`], which no later one is equal to, and not with the device's address.
@@ -150,6 +152,8 @@ struct OpenDevice {
     address: usize,
     opening: Opening,
     file: OpenFile,
+    /// It had no mark before: no other process had kept anything in it.
+    is_marked_here: bool,
 }
 
 /// The devices in which registrations are kept: as many as the program has open, and for each number that it has closed one.
@@ -160,6 +164,8 @@ pub(crate) struct OpenDevices {
     looked_for: DeviceList,
     /// What the thread that ends the process may be looking for.
     looked_for_last: DeviceList,
+    /// In a forked child: what its parents had open, as far as it is known.
+    inherited: DeviceList,
     /// How many openings were noted.
     openings: u64,
 }
@@ -202,12 +208,12 @@ impl OpenDevices {
         {
             return Some(KnownDevice { opening, gone: Vec::new() });
         }
-        let mark = self.marked(descriptor)?;
-        let gone = self.forget_gone(device, OpenFile { descriptor, mark });
+        let is_marked_here = is_marked(descriptor) == Some(false) || self.has_marked(descriptor);
+        let file = OpenFile { descriptor, mark: self.marked(descriptor)? };
+        let gone = self.forget_gone(device, file);
         let opening = Opening(self.openings);
         self.openings += 1;
-        let file = OpenFile { descriptor, mark };
-        self.open.0.push(OpenDevice { address: device, opening, file });
+        self.open.0.push(OpenDevice { address: device, opening, file, is_marked_here });
         Some(KnownDevice { opening, gone })
     }
 
@@ -221,12 +227,12 @@ impl OpenDevices {
     }
 
     /// The mark that the open file has, by a parent of this process or from here on: none that another file with this
-    /// number had, of those that are looked for.
+    /// number had, of those that are looked for or inherited.
     fn marked(&self, descriptor: c_int) -> Option<c_int> {
         match mark_of(descriptor)? {
             0 => {
                 let looked_for = || self.looked_for.0.iter().chain(&self.looked_for_last.0);
-                let known = || self.open.0.iter().chain(looked_for());
+                let known = || self.open.0.iter().chain(looked_for()).chain(&self.inherited.0);
                 let is_free = |mark: &c_int| {
                     !known().any(|known| known.file == OpenFile { descriptor, mark: *mark })
                 };
@@ -239,6 +245,14 @@ impl OpenDevices {
             }
             mark => Some(mark),
         }
+    }
+
+    /// Whether what `descriptor` stands for has its mark from this process.
+    pub(crate) fn has_marked(&self, descriptor: c_int) -> bool {
+        let is_it = |known: &OpenDevice| {
+            known.is_marked_here && known.file.descriptor == descriptor && known.file.is_open()
+        };
+        self.open.0.iter().any(is_it)
     }
 
     /// Whether registrations of this opening can be ended by their numbers.
@@ -264,6 +278,11 @@ impl OpenDevices {
         self.looked_for = DeviceList::default();
     }
 
+    /// This process is a forked child of the one whose devices these are.
+    pub(crate) fn inherit(&mut self, parent: &Self) {
+        self.inherited.0.extend(&parent.open.0);
+    }
+
     /// The program closes the device, or has.
     pub(crate) fn forget(&mut self, device: usize) {
         self.open.0.retain(|known| known.address != device);
@@ -282,6 +301,11 @@ impl DeviceList {
         let lent = LentDevice { opening, named: file.descriptor, number, is_borrowed };
         file.is_at(number).then_some(lent)
     }
+}
+
+/// Whether some process has kept anything in what `descriptor` stands for. `None` for a number that stands for nothing.
+pub(crate) fn is_marked(descriptor: c_int) -> Option<bool> {
+    mark_of(descriptor).map(|mark| mark != 0)
 }
 
 /// 0 for none; `None` for a number that stands for nothing. Leaves the error number as it was.
@@ -449,9 +473,30 @@ mod tests {
     fn what_another_process_has_marked_keeps_its_mark() {
         let (mut parent, mut child, file) =
             (OpenDevices::default(), OpenDevices::default(), opened());
+        let number = file.as_raw_fd();
+        assert_eq!(is_marked(number), Some(false));
+        let (ours, again) = (noted(&mut parent, 7, number), noted(&mut parent, 8, number));
+        let theirs = noted(&mut child, 9, number);
+        assert!(parent.is_open(ours) && parent.is_open(again) && child.is_open(theirs));
+        assert!(parent.has_marked(number) && !child.has_marked(number));
+        parent.forget(7);
+        assert!(parent.has_marked(number), "by another device with this file");
+        opened_anew(&file);
+        assert!(is_marked(number) == Some(false) && !parent.has_marked(number));
+    }
+
+    /// Closed without `ibv_close_device`, and opened anew with its number.
+    #[test]
+    fn what_a_child_opens_is_not_taken_for_what_its_parent_had() {
+        let (mut parent, mut child, file) =
+            (OpenDevices::default(), OpenDevices::default(), opened());
         let ours = noted(&mut parent, 7, file.as_raw_fd());
-        let theirs = noted(&mut child, 9, file.as_raw_fd());
-        assert!(parent.is_open(ours) && child.is_open(theirs));
+        child.inherit(&parent);
+        for _ in 0..2 * MARKS {
+            opened_anew(&file);
+            let theirs = child.note_descriptor(7, file.as_raw_fd()).unwrap().opening;
+            assert!(child.is_open(theirs) && !parent.is_open(ours));
+        }
     }
 
     /// A thread with a table of its own: it has the device for as long as it is lent, and no other file under its number.

@@ -68,6 +68,15 @@ with_caller!(
         -> *mut ibv_mr,
     "r9", "x5", calls::reg_mr_iova
 );
+with_caller!(
+    ibv_reg_mr_ex(pd: *mut ibv_pd, attributes: *mut c_void) -> *mut ibv_mr,
+    "rdx", "x2", calls::reg_mr_ex
+);
+with_caller!(
+    ibv_reg_buf_mr(pd: *mut ibv_pd, buf: *mut c_void, addr: *mut c_void, length: size_t, access: c_int)
+        -> *mut ibv_mr,
+    "r9", "x5", calls::reg_buf_mr
+);
 with_caller!(ibv_dereg_mr(mr: *mut ibv_mr) -> c_int, "rsi", "x1", calls::dereg_mr);
 with_caller!(ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int, "rsi", "x1", calls::dealloc_pd);
 with_caller!(ibv_close_device(context: *mut ibv_context) -> c_int, "rsi", "x1", calls::close_device);

@@ -376,6 +376,25 @@ impl Keeper {
         is_part
     }
 
+    /// This is the keeper of a forked child of the process that `parent` is of.
+    ///
+    /// Another thread of the parent may have had the lock. Then it is held in this process for ever, and nothing is ended
+    /// that stands in those books. Where another thread of this process has it at the moment, a device that the program
+    /// closes is told by [`forget_inherited`](Self::forget_inherited) alone.
+    pub(crate) fn inherit(&mut self, parent: &Self) {
+        if let (Ok(books), Ok(inherited)) = (self.books.get_mut(), parent.books.try_lock()) {
+            books.devices.inherit(&inherited.devices);
+        }
+    }
+
+    /// A forked child of the process that kept this closes `device`: one that has its address and its number later is
+    /// another. Where another thread of the child has the lock at the moment, that is told by its mark alone.
+    pub(crate) fn forget_inherited(&self, device: usize) {
+        if let Ok(mut books) = self.books.try_lock() {
+            books.devices.forget(device);
+        }
+    }
+
     /// Deregisters what is idle, in a forked child of the process that kept it, if some of it is in `scope`.
     pub(crate) fn empty_inherited(&self, scope: Scope) {
         self.empty_inherited_by(scope, |leaving| _ = dereg(leaving.region));
@@ -384,8 +403,10 @@ impl Keeper {
     fn empty_inherited_by(&self, scope: Scope, mut end: impl FnMut(&Leaving)) {
         // Another thread of the parent may have had the lock.
         let Ok(mut books) = self.books.try_lock() else { return };
-        // Everything, because the parent forgets everything. Not if the parent goes on with it.
-        if !books.store.has_idle_in(scope) || !self.children.empty(books.moves) {
+        // Everything, because the parent forgets everything: what this child cannot end no process would end then. Not if
+        // the parent goes on with it.
+        let is_wanted = books.store.has_idle_in(scope) && books.may_end_idle();
+        if !is_wanted || !self.children.empty(books.moves) {
             return;
         }
         loop {
@@ -404,6 +425,11 @@ impl Keeper {
     /// Whether the parent may have `mr`; asked in a forked child.
     pub(crate) fn may_have(&self, mr: *mut ibv_mr) -> bool {
         self.books.try_lock().map_or(true, |books| books.store.has(mr.addr()))
+    }
+
+    /// Whether this process was the first to keep something in what `descriptor` stands for.
+    pub(crate) fn has_marked(&self, descriptor: libc::c_int) -> bool {
+        self.books().is_some_and(|books| books.devices.has_marked(descriptor))
     }
 
     pub(crate) const fn monitor(&self) -> &Monitored {
@@ -736,6 +762,15 @@ impl Books {
         leaving.retain(|leaving| self.devices.is_open(leaving.opening));
     }
 
+    /// Whether all that is idle can be ended by its numbers.
+    fn may_end_idle(&self) -> bool {
+        // A system call for each opening, of which there are few side by side.
+        let mut last = None;
+        self.store
+            .idle_openings()
+            .all(|opening| last.replace(opening) == Some(opening) || self.devices.is_open(opening))
+    }
+
     /// What the thread of ours takes to deregister the dead; the lists here get no shorter until it is done.
     fn room_for_dead(&mut self) -> Result<Vec<Remains>, TryReserveError> {
         let (dead, mut remains) = (self.store.dead(), Vec::new());
@@ -858,13 +893,16 @@ unsafe fn fields_of(mr: NonNull<ibv_mr>) -> HandleFields {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::process::may_end_of;
     use libc::{BPF_ABS, BPF_ALU, BPF_AND, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
     use pinfold::monitor::best_without_loading;
+    use pinfold::registrar::verbs::ffi::ibv_context;
     use pinfold_kernel::priority::priority_of;
     use pinfold_kernel::raw::system_call;
     use pinfold_kernel::thread::{run_before_all, thread_id, yield_now};
     use std::collections::BTreeSet;
-    use std::os::fd::AsRawFd;
+    use std::fs::File;
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
     use std::path::Path;
     use std::sync::OnceLock;
     use std::sync::mpsc::channel;
@@ -904,15 +942,22 @@ mod tests {
 
     /// An idle registration with this number, and one that the thread which deregisters could not end.
     fn gave_back(books: &mut Books, handle: u32) {
-        let region = Region { address: 64 * handle as usize, handle, lkey: handle };
-        let leaving = Leaving { region, ..leaving() };
-        let Leaving { key, opening, .. } = leaving;
+        let Leaving { key, opening, .. } = leaving();
+        let leaving = gave_back_in(books, key.domain.device, opening, handle);
+        books.remains.push(Remains { leaving, ended: Ended::Not });
+    }
+
+    /// An idle registration with this number.
+    fn gave_back_in(books: &mut Books, device: usize, opening: Opening, handle: u32) -> Leaving {
+        let region = Region { address: 64 * handle as usize + device, handle, lkey: handle };
+        let mut key = leaving().key;
+        key.domain.device = device;
         let place = books.store.begin(key, opening).unwrap();
         books.store.land(place, region).unwrap();
         let Key { start, length, domain, .. } = key;
         let handle = HandleFields { region, start, length, domain: domain.address };
         assert_eq!(books.store.release(&handle), End::Kept);
-        books.remains.push(Remains { leaving, ended: Ended::Not });
+        Leaving { key, region, opening }
     }
 
     #[test]
@@ -944,7 +989,7 @@ mod tests {
     fn a_child_that_ends_a_domain_ends_what_no_other_has_and_knows_what_else_its_parent_has() {
         let keeper = keeper();
         let mut books = keeper.books().unwrap();
-        let device = std::fs::File::open("/dev/null").unwrap();
+        let device = File::open("/dev/null").unwrap();
         let known = books.devices.note_descriptor(2, device.as_raw_fd()).unwrap();
         assert_eq!(known.opening, leaving().opening);
         (1..=4).for_each(|handle| gave_back(&mut books, handle));
@@ -967,6 +1012,78 @@ mod tests {
         assert_eq!(BTreeSet::from_iter(ended.iter().copied()), (2..=4).collect());
         assert_eq!(ended.len(), 3, "none twice");
         assert!(keeper.may_have(std::ptr::without_provenance_mut(640)));
+    }
+
+    /// A descriptor whose number no other test's file gets once it is closed.
+    fn high(file: &File) -> OwnedFd {
+        // SAFETY: a new descriptor, of this test's.
+        unsafe { OwnedFd::from_raw_fd(libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, 910)) }
+    }
+
+    /// The parent would forget what the child does not end.
+    #[test]
+    fn a_child_without_one_of_the_devices_leaves_all_that_is_idle_to_its_parent() {
+        let (keeper, file) = (keeper(), File::open("/dev/null").unwrap());
+        let mut books = keeper.books().unwrap();
+        let closed = high(&File::open("/dev/null").unwrap());
+        for (device, descriptor) in [(2, closed.as_raw_fd()), (32, file.as_raw_fd())] {
+            let known = books.devices.note_descriptor(device, descriptor).unwrap();
+            _ = gave_back_in(&mut books, device, known.opening, 1);
+        }
+        drop((books, closed));
+        let empty = |scope| {
+            let mut ended = Vec::new();
+            keeper.empty_inherited_by(scope, |leaving| ended.push(leaving.key.domain.device));
+            ended
+        };
+        let domain = DomainName { device: 32, ..leaving().key.domain };
+        assert_eq!(empty(Scope::Everything), []);
+        assert_eq!(empty(Scope::Domain(domain)), []);
+        assert!(!keeper.children.is_emptied());
+    }
+
+    /// What a child opens may have the address and the number of what it closed, and the same mark.
+    #[test]
+    fn a_child_ends_nothing_in_a_device_that_it_has_opened_anew() {
+        let (keeper, file) = (keeper(), high(&File::open("/dev/null").unwrap()));
+        let mut books = keeper.books().unwrap();
+        let opening = books.devices.note_descriptor(2, file.as_raw_fd()).unwrap().opening;
+        _ = gave_back_in(&mut books, 2, opening, 1);
+        drop(books);
+        keeper.forget_inherited(2);
+        let other = File::open("/dev/null").unwrap();
+        // SAFETY: two descriptors of this test's.
+        assert!(unsafe { libc::dup2(other.as_raw_fd(), file.as_raw_fd()) } >= 0);
+        OpenDevices::default().note_descriptor(2, file.as_raw_fd()).unwrap();
+        let mut ended = 0;
+        keeper.empty_inherited_by(Scope::Everything, |_| ended += 1);
+        assert!(ended == 0 && !keeper.children.is_emptied());
+    }
+
+    /// Another thread of the parent had them at the fork.
+    #[test]
+    fn a_child_without_the_books_of_its_parent_notes_no_end_in_a_device_of_its_own() {
+        let (parent, child) = (keeper(), keeper());
+        let _never_unlocked = parent.books.lock().unwrap();
+        let theirs = File::open("/dev/null").unwrap();
+        OpenDevices::default().note_descriptor(2, theirs.as_raw_fd()).unwrap();
+        let (kept, new) = (File::open("/dev/null").unwrap(), File::open("/dev/null").unwrap());
+        let note = |device, number| child.books().unwrap().devices.note_descriptor(device, number);
+        for (device, file) in [(2, &theirs), (32, &kept)] {
+            note(device, file.as_raw_fd()).unwrap();
+        }
+        let is_to_be_noted = |number, own| {
+            // SAFETY: zeros are a context and a handle.
+            let (mut context, mut mr): (ibv_context, ibv_mr) = unsafe { std::mem::zeroed() };
+            context.cmd_fd = number;
+            mr.context = &raw mut context;
+            // SAFETY: both are there.
+            unsafe { may_end_of(&parent, own, &raw mut mr) }
+        };
+        let of = |own| [&theirs, &kept, &new].map(|file| is_to_be_noted(file.as_raw_fd(), own));
+        assert_eq!(of(Some(&child)), [true, false, false]);
+        assert_eq!(of(None), [true, true, false]);
+        assert!(is_to_be_noted(-1, Some(&child)), "it stands for nothing");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::admission::Admission;
 use crate::apart;
 use crate::children::{Children, Name};
 use crate::complaint::complain;
-use crate::device::Table;
+use crate::device::{Table, is_marked};
 use crate::heap::secure_room;
 use crate::holding::is_interrupted;
 use crate::keeper::{Keeper, Monitored};
@@ -300,7 +300,9 @@ impl Process {
         let limit = limit(&self.settings, &limits);
         let monitor = monitor().map_err(|complaint| (Reason::NoMonitor, complaint))?;
         let room = MappingRoom::of(limits.max_map_count);
-        Ok(Keeper::new(monitor, limit, &self.admission, self.children, room))
+        let mut keeper = Keeper::new(monitor, limit, &self.admission, self.children, room);
+        Self::inherited().filter_map(Self::keeper).for_each(|parent| keeper.inherit(parent));
+        Ok(keeper)
     }
 
     /// Counts a registration that went to libibverbs as it was.
@@ -315,8 +317,10 @@ impl Process {
     ///
     /// `mr` is a handle that the program has.
     pub(crate) unsafe fn note_end(&self, mr: *mut ibv_mr) {
-        if self.keeper().is_some_and(|keeper| keeper.may_have(mr)) {
-            // SAFETY: the caller's promise.
+        let own = || Self::running().and_then(Self::keeper);
+        // SAFETY: the caller's promise.
+        if self.keeper().is_some_and(|keeper| unsafe { may_end_of(keeper, own(), mr) }) {
+            // SAFETY: as above.
             let (device, number) = unsafe { ((*mr).context.addr(), (*mr).handle) };
             self.children.note_ended(Name::of(device, number));
         }
@@ -391,6 +395,29 @@ impl Process {
             complain(&format!("pinfold: this process is missing in the summary: {error}\n"));
         }
     }
+}
+
+/// Whether a child with the keeper `own` may end by `mr` what `parent` has. Not if it is the child's own: made where no
+/// process had kept anything before the child did. That is asked of the kernel, because the parent's books may be locked for
+/// ever.
+///
+/// # Safety
+///
+/// `mr` is a handle that the program has.
+pub(crate) unsafe fn may_end_of(parent: &Keeper, own: Option<&Keeper>, mr: *mut ibv_mr) -> bool {
+    if !parent.may_have(mr) {
+        return false;
+    }
+    // SAFETY: the caller's promise.
+    let context = unsafe { (*mr).context };
+    // A filter of the program's own may forbid to ask.
+    if context.is_null() || sandbox::is_the_program_s() {
+        return true;
+    }
+    // SAFETY: a handle's device is open.
+    let device = unsafe { (*context).cmd_fd };
+    let has_marked = || own.is_some_and(|own| own.has_marked(device));
+    is_marked(device).is_none_or(|is_marked| is_marked && !has_marked())
 }
 
 /// The best monitor of this machine, if it lets a cache keep anything. A parallel job has many of us, so

@@ -52,11 +52,18 @@ pub(crate) struct Functions {
     pub(crate) reg_mr_iova: Option<RegisterAt<c_int>>,
     pub(crate) reg_mr_iova2: Option<RegisterAt<c_uint>>,
     pub(crate) rereg_mr: Option<Change>,
+    pub(crate) reg_mr_ex: Option<RegisterBy>,
+    pub(crate) reg_buf_mr: Option<RegisterPart>,
     is_fork_initialized: Option<unsafe extern "C" fn() -> c_uint>,
 }
 
 pub(crate) type RegisterAt<Access> =
     unsafe extern "C" fn(*mut ibv_pd, *mut c_void, size_t, u64, Access) -> *mut ibv_mr;
+/// By a structure of attributes.
+pub(crate) type RegisterBy = unsafe extern "C" fn(*mut ibv_pd, *mut c_void) -> *mut ibv_mr;
+/// Of a buffer that libibverbs has allocated.
+pub(crate) type RegisterPart =
+    unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, size_t, c_int) -> *mut ibv_mr;
 pub(crate) type Change =
     unsafe extern "C" fn(*mut ibv_mr, c_int, *mut ibv_pd, *mut c_void, size_t, c_int) -> c_int;
 
@@ -74,9 +81,11 @@ type ForkRange = unsafe extern "C" fn(base: *mut c_void, size: size_t) -> c_int;
 static REAL: Found<Real> = Found::new();
 
 /// What is handed on to besides those that exist in both ABIs. A library in between may have some of all.
-const PRESENT_ONLY: [&CStr; 8] = [
+const PRESENT_ONLY: [&CStr; 10] = [
     c"ibv_reg_mr_iova",
     c"ibv_reg_mr_iova2",
+    c"ibv_reg_mr_ex",
+    c"ibv_reg_buf_mr",
     c"ibv_rereg_mr",
     c"ibv_is_fork_initialized",
     c"ibv_unimport_pd",
@@ -352,6 +361,12 @@ impl Source {
                 rereg_mr: self
                     .named(c"ibv_rereg_mr")
                     .map(|it| mem::transmute::<NonNull<c_void>, Change>(it)),
+                reg_mr_ex: self
+                    .named(c"ibv_reg_mr_ex")
+                    .map(|it| mem::transmute::<NonNull<c_void>, RegisterBy>(it)),
+                reg_buf_mr: self
+                    .named(c"ibv_reg_buf_mr")
+                    .map(|it| mem::transmute::<NonNull<c_void>, RegisterPart>(it)),
                 is_fork_initialized: is_fork_initialized.map(|it| {
                     mem::transmute::<NonNull<c_void>, unsafe extern "C" fn() -> c_uint>(it)
                 }),

@@ -12,6 +12,7 @@ listed! {
         OtherFlags,
         ForeignAddress,
         OldAbi,
+        ByAttributes,
         OwnHandle,
         NoMemory,
         OverBudget,
@@ -44,6 +45,9 @@ impl Reason {
             OtherFlags => "memory windows, huge-page hints or unknown flags",
             ForeignAddress => "an address of the device's own (iova)",
             OldAbi => "the libibverbs ABI of before 2007",
+            ByAttributes => {
+                "functions whose arguments are not looked at (ibv_reg_mr_ex, ibv_reg_buf_mr)"
+            }
             OwnHandle => "libibverbs' functions from a private handle (dlsym)",
             NoMemory => "no bytes, or no memory",
             OverBudget => "more bytes than may be kept",

@@ -394,6 +394,12 @@ impl Store {
         self.records.iter().flatten().any(|record| record.is_idle_in(scope))
     }
 
+    /// Of what is idle, whether or not its bytes have changed, the openings of its devices.
+    pub(crate) fn idle_openings(&self) -> impl Iterator<Item = Opening> {
+        let is_idle = |record: &&Record| record.is_idle_in(Scope::Everything);
+        self.records.iter().flatten().filter(is_idle).map(|record| record.opening)
+    }
+
     /// Those that are idle in `scope`, whether or not their bytes have changed.
     pub(crate) fn take_idle(&mut self, scope: Scope) -> Vec<Leaving> {
         let mut from = 0;

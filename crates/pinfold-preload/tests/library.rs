@@ -17,10 +17,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
 /// Everything that the library takes over.
-const TAKEN: [&CStr; 22] = [
+const TAKEN: [&CStr; 24] = [
     c"ibv_reg_mr",
     c"ibv_reg_mr_iova",
     c"ibv_reg_mr_iova2",
+    c"ibv_reg_mr_ex",
+    c"ibv_reg_buf_mr",
     c"ibv_rereg_mr",
     c"ibv_dereg_mr",
     c"ibv_dealloc_pd",

@@ -806,6 +806,13 @@ fn a_child_that_exits_leaves_nothing_idle_in_its_parent_s_domain() {
     }
 }
 
+/// It ends nothing that is idle, because it cannot end all.
+#[test]
+fn a_child_that_closes_a_device_leaves_what_is_idle_to_its_parent() {
+    let out = said_by("reusing", &[&library()], "on", &["child_closes_a_device"]);
+    assert!(out.is_none_or(|out| out == "deallocated\n"));
+}
+
 /// What the library keeps takes memory of its own, which it may not get.
 #[test]
 fn a_program_without_addresses_registers_as_without_the_library() {
@@ -823,6 +830,15 @@ fn a_program_without_addresses_registers_as_without_the_library() {
 fn idle_registrations_make_room_for_one_that_is_changed() {
     let Some((output, _)) = run(&["changes_without_room"]) else { return };
     assert_eq!(said(&output), done());
+}
+
+#[test]
+fn idle_registrations_make_room_for_one_that_no_cache_keeps() {
+    let case = ["registers_otherwise_without_room"];
+    for cache in ["off", "on"] {
+        let Some(out) = said_by("bundled", &[&library()], cache, &case) else { return };
+        assert_eq!(out, "done\n", "{cache}");
+    }
 }
 
 /// The C library may allocate at the first use of a variable of threads after libraries with such were loaded.

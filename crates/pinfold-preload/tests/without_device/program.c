@@ -806,6 +806,28 @@ static void child_uses_its_domain(void)
 	puts(ibv_dealloc_pd(pd) ? "in use" : "deallocated");
 }
 
+/* A child closes a device of its parent's two, and wants to be rid of a domain of the other one. */
+static void child_closes_a_device(void)
+{
+	struct ibv_pd *closed;
+	pid_t child;
+	int status;
+
+	begin();
+	registered(4);
+	closed = pd;
+	begin();
+	registered(4);
+	CHECK((child = fork()) >= 0);
+	if (!child) {
+		CHECK(!ibv_close_device(closed->context) && ibv_dealloc_pd(pd) == EBUSY);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && !status);
+	CHECK(!ibv_dealloc_pd(pd));
+	puts(ibv_dealloc_pd(closed) ? "in use" : "deallocated");
+}
+
 /* Room is made of what is idle. */
 static void changes_without_room(void)
 {
@@ -818,6 +840,28 @@ static void changes_without_room(void)
 	CHECK(!ibv_rereg_mr(mr, 1, NULL, map(), BYTES, 1));
 	verbs_limit(4096);
 	CHECK(ibv_rereg_mr(mr, 1, NULL, map(), BYTES, 1) && errno == ENOMEM);
+	puts("done");
+}
+
+#pragma weak ibv_reg_mr_ex
+#pragma weak ibv_reg_buf_mr
+
+/* By the functions of the latest versions: room is made of what is idle, and nothing is kept. */
+static void registers_otherwise_without_room(void)
+{
+	struct ibv_mr_init_attr attributes = { BYTES, 1, 0, 0, map() };
+	struct ibv_mr *mr;
+
+	begin();
+	CHECK(ibv_reg_mr_ex && ibv_reg_buf_mr);
+	verbs_limit(BYTES + 4096);
+	for (int i = 0; i < 4; i++) {
+		registered(4);
+		mr = i & 1 ? ibv_reg_mr_ex(pd, &attributes) : ibv_reg_buf_mr(pd, NULL, attributes.addr, BYTES, 1);
+		CHECK(mr && verbs_has(pd->context->cmd_fd, mr->handle));
+		CHECK(!ibv_reg_mr_ex(pd, &attributes) && errno == ENOMEM);
+		CHECK(!ibv_dereg_mr(mr) && !verbs_has(pd->context->cmd_fd, mr->handle));
+	}
 	puts("done");
 }
 
@@ -1375,6 +1419,9 @@ static void asks_for_later_functions(void)
 		errno = EOPNOTSUPP;
 		CHECK(!ibv_reg_mr_iova2 || (!ibv_reg_mr_iova2(pd, memory, BYTES, 0, 1) && errno == EOPNOTSUPP));
 		CHECK(!ibv_reg_mr_iova || (!ibv_reg_mr_iova(pd, memory, BYTES, 0, 1) && errno == EOPNOTSUPP));
+		errno = EOPNOTSUPP;
+		CHECK(!ibv_reg_mr_ex || (!ibv_reg_mr_ex(pd, NULL) && errno == EOPNOTSUPP));
+		CHECK(!ibv_reg_buf_mr || (!ibv_reg_buf_mr(pd, NULL, memory, BYTES, 1) && errno == EOPNOTSUPP));
 	}
 	if (ibv_unimport_pd)
 		ibv_unimport_pd(pd);
@@ -1980,7 +2027,9 @@ static const struct {
 	{ "ends_by_a_handle", ends_by_a_handle },
 	{ "imports_its_domain", imports_its_domain },
 	{ "child_uses_its_domain", child_uses_its_domain },
+	{ "child_closes_a_device", child_closes_a_device },
 	{ "changes_without_room", changes_without_room },
+	{ "registers_otherwise_without_room", registers_otherwise_without_room },
 	{ "interposed", interposed },
 	{ "moves_mappings", moves_mappings },
 	{ "protects", protects },

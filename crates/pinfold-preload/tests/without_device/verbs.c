@@ -183,32 +183,49 @@ static uint32_t key_of(uint32_t handle)
 	return handle << 8;
 }
 
-#ifdef PRESENT
-struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
-#else
-struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
-#endif
+static struct ibv_mr *made(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
 	uint32_t handle = begin(&devices[pd->context->cmd_fd], length);
 	uint32_t key = key_of(handle);
 	/* What was freed last comes first. */
-	struct registration *made = handle ? malloc(sizeof(*made)) : NULL;
+	struct registration *mr = handle ? malloc(sizeof(*mr)) : NULL;
 
-#ifdef PRESENT
-	(void)iova;
-#endif
-	if (made) {
-		*made = (struct registration){ { pd->context, pd, addr, length, handle, key, key }, access };
+	if (mr) {
+		*mr = (struct registration){ { pd->context, pd, addr, length, handle, key, key }, access };
 		used(pd, 1);
 	}
-	return made ? &made->mr : NULL;
+	return mr ? &mr->mr : NULL;
 }
 
 #ifdef PRESENT
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
+{
+	(void)iova;
+	return made(pd, addr, length, (int)access);
+}
+
 /* As later versions do it: one name goes to the other by the dynamic linker. */
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
 	return ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, access);
+}
+
+struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct ibv_mr_init_attr *attributes)
+{
+	return made(pd, attributes->addr, attributes->length, attributes->access);
+}
+
+struct ibv_mr *ibv_reg_buf_mr(struct ibv_pd *pd, void *buf, void *addr, size_t length, int access)
+{
+	struct ibv_mr_init_attr attributes = { length, access, 0, 0, addr };
+
+	(void)buf;
+	return ibv_reg_mr_ex(pd, &attributes);
+}
+#else
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	return made(pd, addr, length, access);
 }
 #endif
 

@@ -26,6 +26,14 @@ struct ibv_mr {
 	uint32_t handle, lkey, rkey;
 };
 
+struct ibv_mr_init_attr {
+	size_t length;
+	int access;
+	uint64_t comp_mask, iova;
+	void *addr;
+	/* more follows */
+};
+
 struct ibv_context *ibv_open_device(void *device);
 int ibv_close_device(struct ibv_context *context);
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context);
@@ -33,6 +41,8 @@ int ibv_dealloc_pd(struct ibv_pd *pd);
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access);
 struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access);
+struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct ibv_mr_init_attr *attributes);
+struct ibv_mr *ibv_reg_buf_mr(struct ibv_pd *pd, void *buf, void *addr, size_t length, int access);
 struct ibv_pd *ibv_import_pd(struct ibv_context *context, uint32_t handle);
 void ibv_unimport_pd(struct ibv_pd *pd);
 int ibv_dereg_mr(struct ibv_mr *mr);
