@@ -66,7 +66,8 @@ pub enum Event {
     },
     /// A thread waits to write to the page that begins here: it is write-protected. Nothing here does that. The kernel may have
     /// left it so behind a userfaultfd of the program's that was closed (Linux 6.0 to 6.8), or behind memory that was moved
-    /// (5.7 to 6.12), and takes it for ours once it is watched.
+    /// (5.7 to 6.12), and takes it for ours once it is watched. Only the program's own instructions are reported: a system call
+    /// that is to write there, or a device that is to be given the page, still gets `EFAULT`.
     Protected {
         /// Its address.
         page: usize,
@@ -209,16 +210,30 @@ pub fn changing(uffd: BorrowedFd<'_>) -> Result<bool, Errno> {
 /// Ends the write protection of the page at `start`, of whatever size it is, and has the threads go on that wait to write to it.
 /// Where that cannot be done now, because a change is under way, they go on, too, and say so again.
 pub fn unprotect(uffd: BorrowedFd<'_>, start: usize) {
-    let sizes = [page_bytes(), 2 << 20, 1 << 30];
-    let ended = sizes.iter().any(|&len| {
+    let end_protection = |len: usize| {
         let page = UffdioWriteprotect { start: start as u64, len: len as u64, mode: 0 };
         // SAFETY: the kernel reads `page`, and forbids nothing that it allowed.
-        0 == unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &raw const page) }
-    });
-    if !ended {
+        done(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &raw const page) })
+    };
+    if with_page_length(start, end_protection).is_err() {
         let page = UffdioRange { start: start as u64, len: page_bytes() as u64 };
         // SAFETY: the kernel reads `page`.
         unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WAKE as _, &raw const page) };
+    }
+}
+
+/// Calls `ask` with the length of the page at `start`: the kernel refuses a part of a huge page with `EINVAL`, and nothing else. A
+/// longer one than that is never asked for: there may be memory behind it that is not to be changed.
+fn with_page_length(start: usize, ask: impl Fn(usize) -> Result<(), Errno>) -> Result<(), Errno> {
+    const LONGEST: usize = 16 << 30;
+    let mut length = page_bytes();
+    loop {
+        match ask(length) {
+            Err(Errno(libc::EINVAL)) if length < LONGEST && start.is_multiple_of(2 * length) => {
+                length *= 2;
+            }
+            answer => return answer,
+        }
     }
 }
 
@@ -328,6 +343,32 @@ mod tests {
             assert_eq!(watches(theirs.as_fd(), start, start + bytes), Ok(true));
             let after = (is_protected(&page), crate::pages::is_there(page.range().unwrap()));
             assert_eq!(after, before);
+        }
+    }
+
+    /// What lies behind it may be another's.
+    #[test]
+    fn only_the_page_that_is_waited_for_is_let_go() {
+        let asked = |start: usize, size: usize| {
+            let lengths = std::cell::RefCell::new(Vec::new());
+            let answer = with_page_length(start, |length| {
+                lengths.borrow_mut().push(length);
+                if length < size { Err(Errno(libc::EINVAL)) } else { Ok(()) }
+            });
+            (answer.is_ok(), lengths.into_inner().last().copied().unwrap())
+        };
+        let page = page_bytes();
+        assert_eq!(asked(1 << 40, page), (true, page));
+        assert_eq!(asked(1 << 40, 2 << 20), (true, 2 << 20));
+        assert_eq!(asked(3 << 20, 2 << 20), (false, 1 << 20), "no page of that size begins there");
+        assert_eq!(asked(1 << 40, usize::MAX), (false, 16 << 30));
+        for errno in [libc::EAGAIN, libc::ENOENT] {
+            let once = std::cell::Cell::new(0);
+            let answer = with_page_length(1 << 40, |_| {
+                once.set(once.get() + 1);
+                Err(Errno(errno))
+            });
+            assert_eq!((answer, once.get()), (Err(Errno(errno)), 1));
         }
     }
 

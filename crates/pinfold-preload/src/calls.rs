@@ -131,12 +131,14 @@ pub(crate) unsafe extern "C" fn reg_mr_iova(
 pub(crate) unsafe extern "C" fn reg_mr_ex(
     pd: *mut ibv_pd,
     attributes: *mut c_void,
+    third: size_t,
+    fourth: size_t,
     caller: usize,
 ) -> *mut ibv_mr {
     begin_early();
     passed(Caller(caller), Reason::ByAttributes, |real| match real.library.reg_mr_ex {
         // SAFETY: the caller's promises. libibverbs only reads the attributes, so that they serve a second attempt, too.
-        Some(register) => through_us(|| unsafe { register(pd, attributes) }),
+        Some(register) => through_us(|| unsafe { register(pd, attributes, third, fourth) }),
         None => unsupported_registration(),
     })
 }

@@ -159,6 +159,12 @@ impl Children {
         self.moves_word().load(Ordering::Acquire) & EMPTIED != 0
     }
 
+    /// In a child: whether its parent changed nothing that is idle since it was forked, nor another child. It may at any moment.
+    pub(crate) fn stand_at(&self, moves: Moves) -> bool {
+        // Relaxed: a hint; `empty` decides.
+        self.moves_word().load(Ordering::Relaxed) == moves.0
+    }
+
     /// In a child: whether it is the one to end what was idle when it was forked, all of it.
     pub(crate) fn empty(&self, moves: Moves) -> bool {
         let (from, marked) = (moves.0, moves.0 | EMPTIED);

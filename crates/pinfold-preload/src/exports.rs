@@ -69,8 +69,8 @@ with_caller!(
     "r9", "x5", calls::reg_mr_iova
 );
 with_caller!(
-    ibv_reg_mr_ex(pd: *mut ibv_pd, attributes: *mut c_void) -> *mut ibv_mr,
-    "rdx", "x2", calls::reg_mr_ex
+    ibv_reg_mr_ex(pd: *mut ibv_pd, attributes: *mut c_void, third: size_t, fourth: size_t) -> *mut ibv_mr,
+    "r8", "x4", calls::reg_mr_ex
 );
 with_caller!(
     ibv_reg_buf_mr(pd: *mut ibv_pd, buf: *mut c_void, addr: *mut c_void, length: size_t, access: c_int)

@@ -403,10 +403,10 @@ impl Keeper {
     fn empty_inherited_by(&self, scope: Scope, mut end: impl FnMut(&Leaving)) {
         // Another thread of the parent may have had the lock.
         let Ok(mut books) = self.books.try_lock() else { return };
-        // Everything, because the parent forgets everything: what this child cannot end no process would end then. Not if
-        // the parent goes on with it.
-        let is_wanted = books.store.has_idle_in(scope) && books.may_end_idle();
-        if !is_wanted || !self.children.empty(books.moves) {
+        // Not if the parent went on with it, which is asked before the system calls.
+        let is_left = books.store.has_idle_in(scope) && self.children.stand_at(books.moves);
+        // Everything, because the parent forgets everything: what this child cannot end no process would end then.
+        if !is_left || !books.may_end_idle() || !self.children.empty(books.moves) {
             return;
         }
         loop {
@@ -1014,10 +1014,10 @@ mod tests {
         assert!(keeper.may_have(std::ptr::without_provenance_mut(640)));
     }
 
-    /// A descriptor whose number no other test's file gets once it is closed.
-    fn high(file: &File) -> OwnedFd {
+    /// A descriptor whose number, `from` or the next, no other test's file gets once it is closed.
+    fn high(file: &File, from: libc::c_int) -> OwnedFd {
         // SAFETY: a new descriptor, of this test's.
-        unsafe { OwnedFd::from_raw_fd(libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, 910)) }
+        unsafe { OwnedFd::from_raw_fd(libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, from)) }
     }
 
     /// The parent would forget what the child does not end.
@@ -1025,7 +1025,7 @@ mod tests {
     fn a_child_without_one_of_the_devices_leaves_all_that_is_idle_to_its_parent() {
         let (keeper, file) = (keeper(), File::open("/dev/null").unwrap());
         let mut books = keeper.books().unwrap();
-        let closed = high(&File::open("/dev/null").unwrap());
+        let closed = high(&File::open("/dev/null").unwrap(), 910);
         for (device, descriptor) in [(2, closed.as_raw_fd()), (32, file.as_raw_fd())] {
             let known = books.devices.note_descriptor(device, descriptor).unwrap();
             _ = gave_back_in(&mut books, device, known.opening, 1);
@@ -1045,7 +1045,7 @@ mod tests {
     /// What a child opens may have the address and the number of what it closed, and the same mark.
     #[test]
     fn a_child_ends_nothing_in_a_device_that_it_has_opened_anew() {
-        let (keeper, file) = (keeper(), high(&File::open("/dev/null").unwrap()));
+        let (keeper, file) = (keeper(), high(&File::open("/dev/null").unwrap(), 930));
         let mut books = keeper.books().unwrap();
         let opening = books.devices.note_descriptor(2, file.as_raw_fd()).unwrap().opening;
         _ = gave_back_in(&mut books, 2, opening, 1);

@@ -59,8 +59,10 @@ pub(crate) struct Functions {
 
 pub(crate) type RegisterAt<Access> =
     unsafe extern "C" fn(*mut ibv_pd, *mut c_void, size_t, u64, Access) -> *mut ibv_mr;
-/// By a structure of attributes.
-pub(crate) type RegisterBy = unsafe extern "C" fn(*mut ibv_pd, *mut c_void) -> *mut ibv_mr;
+/// By a structure of attributes. A vendor's libibverbs has a function of this name that takes two words more (address, length and
+/// access), which the other does not look at.
+pub(crate) type RegisterBy =
+    unsafe extern "C" fn(*mut ibv_pd, *mut c_void, size_t, size_t) -> *mut ibv_mr;
 /// Of a buffer that libibverbs has allocated.
 pub(crate) type RegisterPart =
     unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, size_t, c_int) -> *mut ibv_mr;
