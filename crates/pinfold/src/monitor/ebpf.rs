@@ -198,7 +198,14 @@ impl Ebpf {
 
     fn shared_by(obtain: impl FnOnce() -> Result<Self, EbpfError>) -> Result<Arc<Self>, EbpfError> {
         static SHARED: Kept<Ebpf> = Kept::new();
-        SHARED.get(|monitor| monitor.check().is_ok(), obtain)
+        SHARED.get(Self::is_of_use, obtain)
+    }
+
+    /// Whether it still sees. One that does not is kept, for caches that have it, and its view goes: a process has few.
+    fn is_of_use(&self) -> bool {
+        let sees = self.check().is_ok();
+        self.helper.iter().filter(|_| !sees).for_each(GivesBack::now);
+        sees
     }
 
     /// The helper comes first: its programs are there, and serve every process.

@@ -143,6 +143,10 @@ impl HelperConnection {
     /// Tells the helper that the view is not used any more in this process. The helper
     /// then closes it, and counts it no more, before the process ends.
     pub fn give_back(self) {
+        self.say_that_it_is_given_back();
+    }
+
+    fn say_that_it_is_given_back(&self) {
         if self.process == std::process::id() && self.socket.is_ours() {
             // A helper that is gone, or does not listen, has nothing to give back.
             let _ = send_by_number(self.socket.number(), &ToHelper::GiveBack.encode());
@@ -152,19 +156,24 @@ impl HelperConnection {
 
 /// [Gives the view back](HelperConnection::give_back) when it is dropped.
 #[derive(Debug)]
-pub struct GivesBack(Option<HelperConnection>);
+pub struct GivesBack(HelperConnection);
+
+impl GivesBack {
+    /// Gives it back now. A second time nothing listens.
+    pub(super) fn now(&self) {
+        self.0.say_that_it_is_given_back();
+    }
+}
 
 impl Drop for GivesBack {
     fn drop(&mut self) {
-        if let Some(connection) = self.0.take() {
-            connection.give_back();
-        }
+        self.now();
     }
 }
 
 impl From<HelperConnection> for GivesBack {
     fn from(connection: HelperConnection) -> Self {
-        Self(Some(connection))
+        Self(connection)
     }
 }
 
@@ -591,9 +600,15 @@ mod tests {
     #[test]
     fn what_is_dropped_is_given_back() {
         let (here, there) = socket::pair().unwrap();
-        drop(GivesBack::from(HelperConnection::new(here).unwrap()));
-        let mut packet = [0; BYTES];
-        socket::receive(there.as_fd(), &mut packet).unwrap();
-        assert_eq!(ToHelper::decode(&packet), Ok(ToHelper::GiveBack));
+        let holder = GivesBack::from(HelperConnection::new(here).unwrap());
+        let is_told = || {
+            let mut packet = [0; BYTES];
+            socket::receive(there.as_fd(), &mut packet).unwrap();
+            assert_eq!(ToHelper::decode(&packet), Ok(ToHelper::GiveBack));
+        };
+        holder.now();
+        is_told();
+        drop(holder);
+        is_told();
     }
 }
