@@ -326,7 +326,7 @@ impl CompletionQueue {
     fn be_woken(&self, limit: Duration) -> Result<(), LoopbackError> {
         // SAFETY: the channel is live.
         let descriptor = unsafe { (*self.channel.as_ptr()).fd };
-        if !readable_within(descriptor, limit) {
+        if !readable_within(descriptor, limit)? {
             return Ok(());
         }
         let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
@@ -359,12 +359,18 @@ impl Drop for CompletionQueue {
     }
 }
 
-/// Whether `descriptor` becomes readable before `limit` is over, or a signal comes.
-fn readable_within(descriptor: c_int, limit: Duration) -> bool {
+/// Whether the channel `descriptor` becomes readable before `limit` is over, or a signal comes. `EIO` where it never will again,
+/// as when the device was taken away.
+fn readable_within(descriptor: c_int, limit: Duration) -> Result<bool, LoopbackError> {
     let limit = c_int::try_from(limit.as_millis()).unwrap_or(c_int::MAX);
     let mut asked = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
     // SAFETY: the kernel reads and writes one `pollfd`.
-    unsafe { libc::poll(&raw mut asked, 1, limit) > 0 && asked.revents & libc::POLLIN != 0 }
+    let answered = unsafe { libc::poll(&raw mut asked, 1, limit) } > 0;
+    let is_readable = asked.revents & libc::POLLIN != 0;
+    if answered && !is_readable {
+        return Err(LoopbackError::os("poll", Errno(libc::EIO)));
+    }
+    Ok(answered && is_readable)
 }
 
 struct QueuePair {
@@ -734,6 +740,8 @@ mod tests {
         empty: usize,
         /// The error number with which it arms its queue, or 0.
         arm: c_int,
+        /// The descriptor of what wakes who waits for it, or -1.
+        channel: c_int,
         /// How many addresses it tells before it closes its descriptor.
         addresses: c_int,
         /// For how many addresses it was asked.
@@ -749,6 +757,7 @@ mod tests {
         refusal: 0,
         empty: 0,
         arm: 0,
+        channel: -1,
         addresses: c_int::MAX,
         asked: 0,
         looks: 0,
@@ -955,6 +964,8 @@ mod tests {
         // SAFETY: dropped in reverse order.
         let loopback = unsafe { memory.loopback() }.unwrap();
         DEVICE.set(fake);
+        // SAFETY: the test's.
+        unsafe { (*memory.0.as_ptr()).channel.fd = fake.channel };
         let nothing = Transfer { lkey: 0, address: 0, length: 0, rkey: 0, remote_address: 0 };
         // SAFETY: there is no memory.
         unsafe { loopback.transfer(LoopbackDirection::Write, &vec![nothing; count]) }
@@ -1000,6 +1011,18 @@ mod tests {
         assert_eq!(transfer(fake, 1), Err(refused));
         let fake = DEVICE.get();
         assert_eq!((fake.looks, fake.destroyed), (1, 2), "each is destroyed once");
+    }
+
+    /// Its channel says that it has nothing to say any longer: nothing would come of waiting.
+    #[test]
+    #[cfg_attr(miri, ignore = "a device has a fork mark, which is the kernel's")]
+    fn a_device_that_is_taken_away_is_not_waited_for() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let ended = LoopbackError::os("poll", Errno(libc::EIO));
+        let fake = Fake { empty: usize::MAX, channel: writer.as_raw_fd(), ..WELL };
+        assert_eq!(transfer(fake, 1), Err(ended));
+        assert_eq!(DEVICE.get().destroyed, 2);
     }
 
     #[test]
