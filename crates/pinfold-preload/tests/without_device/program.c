@@ -806,6 +806,20 @@ static void child_uses_its_domain(void)
 	puts(ibv_dealloc_pd(pd) ? "in use" : "deallocated");
 }
 
+/* A device with the descriptor of the one that was closed: what is kept there is the child's, whatever its parent has under
+ * its numbers. */
+static void opens_anew(int descriptor, struct ibv_pd *other)
+{
+	struct ibv_mr *mr;
+
+	begin();
+	CHECK(pd->context->cmd_fd == descriptor);
+	registered(4);
+	CHECK((mr = ibv_reg_mr(pd, map(), BYTES, 1)));
+	CHECK(ibv_dealloc_pd(other) == EBUSY && verbs_has(descriptor, mr->handle));
+	CHECK(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd));
+}
+
 /* A child closes a device of its parent's two, and wants to be rid of a domain of the other one. */
 static void child_closes_a_device(void)
 {
@@ -818,12 +832,19 @@ static void child_closes_a_device(void)
 	closed = pd;
 	begin();
 	registered(4);
-	CHECK((child = fork()) >= 0);
-	if (!child) {
-		CHECK(!ibv_close_device(closed->context) && ibv_dealloc_pd(pd) == EBUSY);
-		_exit(0);
+	for (int how = 0; how < 3; how++) {
+		int descriptor = closed->context->cmd_fd;
+
+		CHECK((child = fork()) >= 0);
+		if (!child) {
+			CHECK(!(how < 2 ? ibv_close_device(closed->context) : close(descriptor)));
+			CHECK(ibv_dealloc_pd(pd) == EBUSY);
+			if (how)
+				opens_anew(descriptor, pd);
+			_exit(0);
+		}
+		CHECK(waitpid(child, &status, 0) == child && !status);
 	}
-	CHECK(waitpid(child, &status, 0) == child && !status);
 	CHECK(!ibv_dealloc_pd(pd));
 	puts(ibv_dealloc_pd(closed) ? "in use" : "deallocated");
 }
