@@ -26,7 +26,7 @@ use std::fs::File;
 use std::io::{PipeReader, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Mutex;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A ring, or a note why there is none.
 fn ring() -> Option<io_uring::IoUring> {
@@ -450,6 +450,34 @@ fn what_a_renewal_replaces_ends_by_its_tag() {
         if let Some(completion) = ring.completion().next() {
             break completion.user_data();
         }
+    };
+    // SAFETY: the completion is of the registrar's ring.
+    assert!(unsafe { registrar.ended(number) });
+    assert!(registrar.quiet(memory.range()));
+}
+
+/// The kernel leaves what a slot has where it cannot have the new.
+#[test]
+fn a_renewal_that_is_refused_leaves_nothing_registered() {
+    let Some(mut ring) = ring() else { return };
+    let registrar = registrar_of(&ring, 2).unwrap();
+    // SAFETY: no request is made.
+    let registrar = unsafe { registrar.with_tags(1 << 63..u64::MAX) }.unwrap();
+    let memory = Memory::new(PAGE);
+    let region = register(&registrar, memory.range()).unwrap();
+    let start = std::ptr::with_exposed_provenance_mut(memory.range().start());
+    // SAFETY: the test's own memory, which is not touched any more.
+    assert_eq!(unsafe { libc::mprotect(start, PAGE, libc::PROT_NONE) }, 0);
+    // SAFETY: as above.
+    let renewed = unsafe { registrar.renew(region, memory.range(), Access::READ_WRITE) };
+    assert!(matches!(renewed, Err(RegisterError::BadAddress { .. })), "{renewed:?}");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let number = loop {
+        ring.submit().unwrap();
+        if let Some(completion) = ring.completion().next() {
+            break completion.user_data();
+        }
+        assert!(Instant::now() < deadline, "the old registration is there still");
     };
     // SAFETY: the completion is of the registrar's ring.
     assert!(unsafe { registrar.ended(number) });
