@@ -41,8 +41,7 @@ pub enum ListenError {
     /// Others could put their own socket in the place of ours.
     #[error(
         "{0}: others may exchange what is in this directory, so clients could be led to another \
-         helper: it must belong to root or to the helper's user, and no other user may write to it \
-         (chmod 755)"
+         helper: only root or the helper's user may own it, and write to it (chown, chmod 755)"
     )]
     Unsafe(PathBuf),
     /// Something that is no socket has the name.
@@ -71,14 +70,13 @@ impl Listener {
     ///
     /// [`ListenError`].
     pub fn at(path: &Path) -> Result<Self, ListenError> {
-        let directory = path.parent().filter(|parent| *parent != Path::new(""));
-        prepare(directory.unwrap_or(Path::new(".")))?;
+        let path = &settled(path)?;
         let lock = lock(path)?;
         clear(path)?;
         let os = |operation| move |error| ListenError::Os(operation, path.into(), error);
         let socket = socket::bind(path, MODE).map_err(os("bind"))?;
         let file = SocketFile::new(path, lock).map_err(os("stat"))?;
-        // The process's mask may have taken something away. No client can connect yet.
+        // The process's mask may have taken something away. No client can connect yet, and nothing else can have the name.
         fs::set_permissions(path, fs::Permissions::from_mode(MODE)).map_err(os("chmod"))?;
         socket::listen(socket.as_fd(), BACKLOG).map_err(os("listen"))?;
         Self::prepared(socket, Some(file)).map_err(os("setsockopt"))
@@ -129,22 +127,55 @@ pub(crate) fn prepare_connection(socket: BorrowedFd<'_>) -> io::Result<()> {
     socket::pass_credentials(socket)
 }
 
-/// The directory is there, and only root and this user can exchange what is in it.
-fn prepare(directory: &Path) -> Result<(), ListenError> {
-    let unusable = |error| ListenError::Directory(directory.into(), error);
-    match DirBuilder::new().mode(0o755).create(directory) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(unusable(error)),
-        _ => {}
+/// The directory that is named, or that a path begins in.
+fn parent_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
+}
+
+/// The same path without symbolic links but for its name. Its directory is there, and from the root on only root and this user can
+/// exchange what leads there: what is done under this path is done to what was made there.
+fn settled(path: &Path) -> Result<PathBuf, ListenError> {
+    let unusable = |kind| ListenError::Directory(path.into(), io::Error::from(kind));
+    let name = path.file_name().ok_or(unusable(io::ErrorKind::InvalidInput))?;
+    let directory = parent_of(path);
+    let place = match fs::canonicalize(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => made(directory)?,
+        found => found.map_err(|error| ListenError::Directory(directory.into(), error))?,
+    };
+    if !place.is_dir() {
+        return Err(unusable(io::ErrorKind::NotADirectory));
     }
-    let status = fs::metadata(directory).map_err(unusable)?;
+    place.ancestors().try_for_each(trusted)?;
+    Ok(place.join(name))
+}
+
+/// Makes the directory, for all users whatever the process's mask says, where only it is missing.
+fn made(directory: &Path) -> Result<PathBuf, ListenError> {
+    let unusable = |error| ListenError::Directory(directory.into(), error);
+    let name = directory.file_name().ok_or(unusable(io::ErrorKind::InvalidInput.into()))?;
+    let parent = fs::canonicalize(parent_of(directory)).map_err(unusable)?;
+    parent.ancestors().try_for_each(trusted)?;
+    let place = parent.join(name);
+    match DirBuilder::new().mode(0o755).create(&place) {
+        // Another helper was faster.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made
+            .and_then(|()| fs::set_permissions(&place, fs::Permissions::from_mode(0o755)))
+            .map_err(unusable)?,
+    }
+    Ok(place)
+}
+
+/// Only root and this user can exchange what is in the directory.
+fn trusted(directory: &Path) -> Result<(), ListenError> {
+    let status =
+        fs::metadata(directory).map_err(|error| ListenError::Directory(directory.into(), error))?;
     let is_ours = [0, effective_user()].contains(&status.uid());
     let (for_others, sticky) = (status.mode() & 0o022 != 0, status.mode() & 0o1000 != 0);
-    if !status.is_dir() {
-        Err(unusable(io::Error::from_raw_os_error(libc::ENOTDIR)))
-    } else if !is_ours || (for_others && !sticky) {
-        Err(ListenError::Unsafe(directory.into()))
-    } else {
+    if is_ours && (!for_others || sticky) {
         Ok(())
+    } else {
+        Err(ListenError::Unsafe(directory.into()))
     }
 }
 
@@ -246,6 +277,7 @@ mod tests {
         let path = directory.0.join("made").join("socket");
         let listener = Listener::at(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o666);
+        assert_eq!(fs::metadata(parent_of(&path)).unwrap().mode() & 0o777, 0o755);
         assert!(socket::is_listener(listener.as_fd()));
         socket::connect(&path, Duration::ZERO).unwrap();
         drop(listener);
@@ -286,5 +318,27 @@ mod tests {
         assert!(matches!(error, ListenError::Unsafe(_)), "{error}");
         let missing = directory.0.join("a/b/socket");
         assert!(matches!(Listener::at(&missing), Err(ListenError::Directory(..))));
+        // One that they do not write to is exchanged with all that is in it; nothing is made there.
+        let within = directory.0.join("ours");
+        DirBuilder::new().mode(0o755).create(&within).unwrap();
+        for path in [within.join("socket"), directory.0.join("new/socket")] {
+            let error = Listener::at(&path).unwrap_err();
+            assert!(matches!(error, ListenError::Unsafe(_)), "{error}");
+            assert!(!directory.0.join("new").exists());
+        }
+    }
+
+    /// As that of a shell for administration.
+    #[test]
+    fn a_strict_mask_shuts_no_user_out() {
+        let test = "listen::tests::a_socket_is_there_for_all_users_and_goes_with_its_listener";
+        let run = std::process::Command::new("sh")
+            .args(["-c", "umask 077 && exec \"$@\"", "sh"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", test])
+            .output()
+            .unwrap();
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stdout));
+        assert!(String::from_utf8_lossy(&run.stdout).contains("1 passed"));
     }
 }
