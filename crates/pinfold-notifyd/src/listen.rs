@@ -14,6 +14,8 @@ use std::time::Duration;
 pub(crate) const BACKLOG: u16 = 1024;
 /// Every user may connect: what a process gets concerns itself.
 const MODE: u32 = 0o666;
+/// The bytes of a socket's path, without the zero behind it.
+const LONGEST: usize = 107;
 /// The first descriptor that a service manager passes. It stays open: nothing in this process has its number for
 /// anything else.
 const PASSED: Descriptor = 3;
@@ -138,15 +140,21 @@ fn settled(path: &Path) -> Result<PathBuf, ListenError> {
     let unusable = |kind| ListenError::Directory(path.into(), io::Error::from(kind));
     let name = path.file_name().ok_or(unusable(io::ErrorKind::InvalidInput))?;
     let directory = parent_of(path);
-    let place = match fs::canonicalize(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => made(directory)?,
-        found => found.map_err(|error| ListenError::Directory(directory.into(), error))?,
+    let found = match fs::canonicalize(directory) {
+        // Once more: another user's link may have been there first.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => fs::canonicalize(made(directory)?),
+        found => found,
     };
+    let place = found.map_err(|error| ListenError::Directory(directory.into(), error))?;
     if !place.is_dir() {
         return Err(unusable(io::ErrorKind::NotADirectory));
     }
     place.ancestors().try_for_each(trusted)?;
-    Ok(place.join(name))
+    let settled = place.join(name);
+    if settled.as_os_str().len() > LONGEST {
+        return Err(ListenError::Directory(settled, Errno(libc::ENAMETOOLONG).into()));
+    }
+    Ok(settled)
 }
 
 /// Makes the directory, for all users whatever the process's mask says, where only it is missing.
@@ -308,6 +316,8 @@ mod tests {
         let _another = UnixListener::bind(&path).unwrap();
         assert!(matches!(Listener::at(&path), Err(ListenError::Running(_))));
         assert!(path.exists());
+        let long = directory.0.join("s".repeat(LONGEST));
+        assert!(matches!(Listener::at(&long), Err(ListenError::Directory(..))));
     }
 
     #[test]

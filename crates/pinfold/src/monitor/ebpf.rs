@@ -201,11 +201,13 @@ impl Ebpf {
         SHARED.get(Self::is_of_use, obtain)
     }
 
-    /// Whether it still sees. One that does not is kept, for caches that have it, and its view goes: a process has few.
+    /// Whether it still sees. One that is lost is kept, for caches that have it, and its view goes: a process has few.
     fn is_of_use(&self) -> bool {
-        let sees = self.check().is_ok();
-        self.helper.iter().filter(|_| !sees).for_each(GivesBack::now);
-        sees
+        let seen = self.check();
+        // Not in a forked child: the view is its parent's.
+        let is_lost = matches!(seen, Err(Lost::Descriptor { .. }));
+        self.helper.iter().filter(|_| is_lost).for_each(GivesBack::now);
+        seen.is_ok()
     }
 
     /// The helper comes first: its programs are there, and serve every process.
