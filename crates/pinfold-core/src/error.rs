@@ -366,7 +366,7 @@ mod tests {
         ]
     }
 
-    fn of_suspensions() -> [Text; 12] {
+    fn of_suspensions() -> [Text; 13] {
         let outstanding = Outstanding {
             leases: 1_000_000,
             registrations: 1_000_000,
@@ -376,12 +376,15 @@ mod tests {
             translations: true,
         };
         let waited = Duration::from_micros(10_001);
-        let refused = Refused { outstanding, waited, lost: Vec::new() };
-        let overdue = Expired { reason: Ended::Deadline, failed: vec![MOST; 1_000_000] };
+        let refused = Refused { outstanding, waited, lost: Vec::new(), failed: Vec::new() };
+        let late = Refused { failed: vec![MOST; 1_000_000], ..refused.clone() };
+        let overdue =
+            Expired { reason: Ended::Deadline, failed: vec![MOST; 1_000_000], lost: Vec::new() };
         let why = |why: Why<usize>, names, way_out| of(why, names, way_out);
         let cannot = |cannot, names, way_out| of(Why::<usize>::Unsupported(cannot), names, way_out);
         [
             why(Why::Refused(refused), "1000000 leases", "end them, or allow more time"),
+            why(Why::Refused(late), "1000000 connections", "connect again, or allow more time"),
             why(Why::AlreadySuspended { range: range() }, "0xffff", "resume that first"),
             why(Why::ForeignLease { index: MOST }, LIMIT, "leave it out"),
             why(Why::Forked, "forked child", "make a new monitor and cache"),

@@ -20,8 +20,8 @@
 //!   └──┬───────────┬─────────┬───┘
 //!      │ quiet     │ deadline│ cancelled, dropped; expire_suspensions() past the deadline
 //!      │           ▼         ▼
-//!      │        Refused(what, how long)        connections go on, keys as they were (or renewed,
-//!      ▼                                       if the deadline came while it withdrew them)
+//!      │        Refused(what, how long)        connections go on, keys as they were; if it withdrew
+//!      ▼                                       them already, renewed, or by expire_suspensions() failed
 //!   ┌──────── Suspended ─────────┐
 //!   │ no registration is used,   │── dropped, or its thread panics ──▶ by OnDrop: killed openly
 //!   │ no translation is held;    │                                     (connections failed), or

@@ -367,7 +367,7 @@ mod refusals {
         rig.fabric.with(|world| world.weather.cut = Some(0));
         rig.send(&lease);
         let terms = SuspensionTerms { deadline: Duration::from_micros(100), ..terms() };
-        let Refused { outstanding, waited, lost } =
+        let Refused { outstanding, waited, lost, .. } =
             refused(rig.suspend(pages(0, 1), vec![lease], terms));
         assert_eq!((outstanding.transfers, lost.len()), (1, 0));
         assert!(waited >= terms.deadline && outstanding.oldest_transfer >= terms.deadline);
@@ -562,6 +562,41 @@ mod ways_out {
         assert_eq!(rig.fabric.with(World::poll_ended), Some(rig.connections[0]));
     }
 
+    #[test]
+    fn an_overdue_one_names_what_had_died_before() {
+        let rig = Rig::new();
+        let lease = rig.get(pages(0, 1), Access::READ).unwrap();
+        rig.fabric.with(|world| world.weather.cut = Some(0));
+        rig.send(&lease);
+        let suspended = rig.suspend(pages(0, 1), vec![lease], terms()).unwrap();
+        rig.fabric.with(|world| world.pass(20_000_000));
+        assert_eq!(rig.cache.expire_suspensions(), 1);
+        let ended = suspended.resume().unwrap_err();
+        let lost: Vec<_> = ended.lost.iter().map(|&(connection, _)| connection).collect();
+        assert_eq!((lost, ended.failed), (vec![rig.connections[0]], vec![]));
+    }
+
+    /// Its registrations were withdrawn: they come back under other names.
+    #[test]
+    fn one_that_is_given_up_says_that_keys_have_changed() {
+        for changes_keys in [false, true] {
+            let nic = NicConfig { changes_keys, ..NicConfig::default() };
+            let rig = Rig::with(nic, Config::default());
+            rig.fabric.with(|world| world.weather.flush = 1_000_000);
+            let lease = rig.get(pages(0, 1), EXPOSED).unwrap();
+            let key = lease.handle();
+            let connections = vec![rig.connections[0]];
+            let begun = rig.cache.begin_suspension(pages(0, 1), connections, vec![lease], terms());
+            let SuspendProgress::Pending(pending, _) = begun.unwrap().poll().unwrap() else {
+                panic!("flushed")
+            };
+            let not = pending.cancel();
+            let lease = not.leases[0].as_ref().unwrap();
+            let keys = if changes_keys { Keys::Changed } else { Keys::Same };
+            assert_eq!((not.keys, lease.handle() != key), (keys, changes_keys));
+        }
+    }
+
     /// Never drops `value`, and keeps it where the leak sanitizer finds it.
     fn leak<T>(value: T) {
         static LEAKED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
@@ -672,7 +707,8 @@ mod ways_out {
         rig.fabric.with(|world| world.pass(20_000_000));
         assert_eq!(rig.cache.expire_suspensions(), 1);
         let not = begun.poll().unwrap_err();
-        assert!(matches!(not.why, Why::Refused(_)) && not.leases[0].is_ok());
+        assert!(matches!(&not.why, Why::Refused(why) if why.failed.is_empty()));
+        assert!(not.leases[0].is_ok());
         drop((not, other));
         let counts = rig.cache.suspension_statistics();
         assert_eq!((counts.begun, counts.expired, counts.refused), (1, 1, 0));
@@ -692,7 +728,10 @@ mod ways_out {
         };
         rig.fabric.with(|world| world.pass(20_000_000));
         assert_eq!(rig.cache.expire_suspensions(), 1);
-        assert!(pending.cancel().leases[0].is_err());
+        let not = pending.cancel();
+        assert!(not.leases[0].is_err());
+        let Why::Refused(Refused { failed, .. }) = not.why else { panic!("{:?}", not.why) };
+        assert_eq!(failed, [rig.connections[0]]);
         assert_eq!(rig.fabric.with(|world| world.registrations()), 0);
         let counts = rig.cache.suspension_statistics();
         assert_eq!((counts.begun, counts.expired, counts.refused), (1, 1, 0));

@@ -86,6 +86,7 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
     /// # Errors
     ///
     /// What is in the way, and the leases.
+    #[allow(clippy::result_large_err)] // its one caller takes it apart
     pub(crate) fn new(
         shared: &'c Shared<R, M>,
         range: AddressRange,
@@ -505,15 +506,19 @@ impl<'c, R: Suspend, M: Monitor> SuspensionGuard<'c, R, M> {
     }
 
     /// Ends the program's time with it. False if the suspension has expired: then it owns nothing any
-    /// more but leases that were not withdrawn.
+    /// more but leases that were not withdrawn, and names the connections that were failed.
     pub(crate) fn take_back(&mut self) -> bool {
         if !std::mem::replace(&mut self.entrusted, false) {
             return true;
         }
         let ours = self.locked(|writer| writer.suspended.take_back(self.id)).flatten().is_some();
         if !ours {
-            self.stage = Stage::Over;
+            let before = std::mem::replace(&mut self.stage, Stage::Over);
             self.parked.clear();
+            // Those go on.
+            if matches!(before, Stage::Leased | Stage::Draining) {
+                drop(std::mem::take(&mut self.connections));
+            }
         }
         ours
     }

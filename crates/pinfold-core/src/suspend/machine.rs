@@ -7,7 +7,7 @@ use super::report::{
     Ended, Expired, Leases, NotSuspended, Outstanding, Refused, Resumed, SuspensionTerms, Why,
 };
 use crate::AddressRange;
-use crate::board::SuspensionId;
+use crate::board::{Keys, SuspensionId};
 use crate::cache::Cache;
 use crate::foreign::{ForeignList, HandedOver};
 use crate::lease::Lease;
@@ -137,7 +137,7 @@ fn not_suspended<'c, R: Suspend, M: Monitor>(
     why: Why<R::Connection>,
     leases: Vec<Lease<'c, R, M>>,
 ) -> Refusal<'c, R, M> {
-    Box::new(NotSuspended { why, leases: leases.into_iter().map(Ok).collect() })
+    Box::new(NotSuspended { why, leases: leases.into_iter().map(Ok).collect(), keys: Keys::Same })
 }
 
 /// Lets everything go on as before.
@@ -146,13 +146,13 @@ fn refuse<'c, R: Suspend, M: Monitor>(
     outstanding: Outstanding,
 ) -> Refusal<'c, R, M> {
     let waited = guard.waited();
-    let (leases, _) = guard.resume();
+    let (leases, keys) = guard.resume();
     if guard.is_forked() {
         return not_suspended(Why::Forked, Vec::new());
     }
     let lost = std::mem::take(&mut guard.lost).into_vec();
-    let why = Why::Refused(Refused { outstanding, waited, lost });
-    Box::new(NotSuspended { why, leases: leases.into_vec() })
+    let why = Why::Refused(Refused { outstanding, waited, lost, failed: Vec::new() });
+    Box::new(NotSuspended { why, leases: leases.into_vec(), keys })
 }
 
 /// What a suspension meets that [`Cache::expire_suspensions`] has ended.
@@ -161,8 +161,9 @@ fn expired<'c, R: Suspend, M: Monitor>(mut guard: SuspensionGuard<'c, R, M>) -> 
         return not_suspended(Why::Forked, Vec::new());
     }
     let (waited, lost) = (guard.waited(), std::mem::take(&mut guard.lost).into_vec());
-    let refused = Refused { outstanding: Outstanding::default(), waited, lost };
-    Box::new(NotSuspended { why: Why::Refused(refused), leases: guard.leases_after_expiry() })
+    let failed = std::mem::take(&mut guard.connections).into_vec();
+    let why = Why::Refused(Refused { outstanding: Outstanding::default(), waited, lost, failed });
+    Box::new(NotSuspended { why, leases: guard.leases_after_expiry(), keys: Keys::Same })
 }
 
 /// How far a suspension has come that is in no program's hands yet, or again.
@@ -243,7 +244,7 @@ impl<'c, R: Suspend, M: Monitor> Suspending<'c, R, M> {
     ///
     /// # Errors
     ///
-    /// [`NotSuspended`] at the deadline. Everything goes on.
+    /// [`NotSuspended`] at the deadline. Everything goes on, but what it names.
     pub fn poll(mut self) -> Result<SuspendProgress<'c, R, M>, Box<NotSuspended<'c, R, M>>> {
         if !self.guard.take_back() {
             return Err(expired(self.guard));
@@ -346,7 +347,8 @@ impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
         }
         if !self.guard.take_back() {
             let failed = std::mem::take(&mut self.guard.connections).into_vec();
-            return Err(Expired { reason: Ended::Deadline, failed });
+            let lost = std::mem::take(&mut self.guard.lost).into_vec();
+            return Err(Expired { reason: Ended::Deadline, failed, lost });
         }
         let (leases, keys) = self.guard.resume();
         // Again, because the device may have forked; nothing of the parent's was restarted here.
@@ -362,7 +364,7 @@ impl<'c, R: Suspend, M: Monitor> Suspended<'c, R, M> {
 
 /// What resuming meets in a forked child.
 fn forked<C>() -> Expired<C> {
-    Expired { reason: Ended::Forked, failed: Vec::new() }
+    Expired { reason: Ended::Forked, failed: Vec::new(), lost: Vec::new() }
 }
 
 impl<R: Suspend, M: Monitor> fmt::Debug for Suspending<'_, R, M> {

@@ -99,7 +99,7 @@ impl fmt::Display for Outstanding {
     }
 }
 
-/// A suspension that did not come about in time. Everything goes on as before.
+/// A suspension that did not come about in time. Everything goes on as before, but what is named here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refused<C> {
     /// What was still in flight.
@@ -108,6 +108,9 @@ pub struct Refused<C> {
     pub waited: Duration,
     /// Connections that died meanwhile.
     pub lost: Vec<(C, ConnectionLost)>,
+    /// Connections that were failed in the open, as in [`Expired::failed`]: the deadline passed when registrations were
+    /// withdrawn, and [`expire_suspensions`](crate::Cache::expire_suspensions) found it so.
+    pub failed: Vec<C>,
 }
 
 /// Why a region is not suspended.
@@ -136,6 +139,12 @@ impl<C: fmt::Debug> fmt::Display for Why<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unsupported(reason) => reason.fmt(f),
+            Self::Refused(Refused { waited, failed, .. }) if !failed.is_empty() => write!(
+                f,
+                "after {waited:?} it was overdue, and {} connections were failed: connect again, or allow \
+                 more time",
+                failed.len()
+            ),
             Self::Refused(Refused { outstanding, waited, .. }) => write!(
                 f,
                 "after {waited:?} there were still {outstanding}: end them, or allow more time"
@@ -160,6 +169,8 @@ pub struct NotSuspended<'c, R: Suspend, M: Monitor> {
     /// The leases, in the order in which they were handed over; errors where a registration that
     /// was taken back could not be made again.
     pub leases: Vec<Result<Lease<'c, R, M>, RegisterError>>,
+    /// Whether their handles are the same.
+    pub keys: Keys,
 }
 
 impl<R: Suspend, M: Monitor> fmt::Debug for NotSuspended<'_, R, M> {
@@ -213,6 +224,8 @@ pub struct Expired<C> {
     /// The connections that were failed, or are just being failed by a thread that found the deadline passed:
     /// [`Notice::Revoked`](crate::Notice::Revoked) says when it is done.
     pub failed: Vec<C>,
+    /// Connections that died before that.
+    pub lost: Vec<(C, ConnectionLost)>,
 }
 
 /// Why a suspension cannot be resumed.

@@ -6,10 +6,10 @@ use super::collapse::Obstacle;
 use super::huge::{Defragmented, Plan};
 use super::pages::ResidentPages;
 use crate::AddressRange;
-use pinfold_core::foreign::{ForeignList, HandedOver, discard_all};
+use pinfold_core::foreign::{ForeignList, HandedOver};
 use pinfold_core::{
-    Cache, ConnectionLost, Keys, Lease, Monitor, RegisterError, Suspend, SuspendProgress,
-    Suspended, SuspensionTerms, Why,
+    Cache, ConnectionLost, Keys, Lease, Monitor, NotSuspended, RegisterError, Suspend,
+    SuspendProgress, Suspended, SuspensionTerms, Why,
 };
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -28,6 +28,8 @@ pub struct Stepped<'c, R: Suspend, M: Monitor> {
     pub leases: Vec<Result<Lease<'c, R, M>, LeaseEnded>>,
     /// Connections that died meanwhile.
     pub lost: Vec<(R::Connection, ConnectionLost)>,
+    /// Connections that were failed in the open, because a suspension was overdue.
+    pub failed: Vec<R::Connection>,
 }
 
 /// Why a lease that was handed over does not come back.
@@ -94,11 +96,12 @@ pub fn defragment_in_steps<'c, R: Suspend, M: Monitor>(
     let begun = Instant::now();
     let mut steps = Steps::new(cache, connections, leases, terms);
     let outcome = steps.run(range, way);
-    let Steps { mut done, leases, lost, .. } = steps;
+    let Steps { mut done, leases, lost, failed, .. } = steps;
     done.defragmented.left.sort_by_key(|(part, _)| part.start());
     done.defragmented.after = ResidentPages::of(range);
     done.defragmented.elapsed = begun.elapsed();
     (done.leases, done.lost) = (leases.into_vec(), lost.into_vec());
+    done.failed = failed.into_vec();
     match outcome {
         Ok(()) => Ok(done),
         Err(why) => Err(Box::new(Stopped { why, done })),
@@ -114,6 +117,8 @@ struct Steps<'c, 'a, R: Suspend, M: Monitor> {
     leases: HandedOver<Result<Lease<'c, R, M>, LeaseEnded>>,
     /// As long.
     lost: ForeignList<(R::Connection, ConnectionLost)>,
+    /// As long.
+    failed: ForeignList<R::Connection>,
 }
 
 type Stop<R> = StoppedBy<<R as Suspend>::Connection>;
@@ -132,11 +137,14 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
             keys: Keys::Same,
             leases: Vec::new(),
             lost: Vec::new(),
+            failed: Vec::new(),
         };
         let leases = HandedOver::new(leases.into_iter().map(Ok).collect());
-        Self { cache, connections, terms, done, leases, lost: ForeignList::default() }
+        let (lost, failed) = (ForeignList::default(), ForeignList::default());
+        Self { cache, connections, terms, done, leases, lost, failed }
     }
 
+    #[allow(clippy::result_large_err)] // made once, as everything ends
     fn run(&mut self, range: AddressRange, way: HugePageWay) -> Result<(), Stop<R>> {
         let (mut plan, report) = Plan::new(range, way).map_err(StoppedBy::Rearrange)?;
         self.done.defragmented = report;
@@ -159,6 +167,7 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
     }
 
     /// One suspension.
+    #[allow(clippy::result_large_err)] // as in `run`
     fn step(
         &mut self,
         block: AddressRange,
@@ -169,27 +178,27 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
         let (places, leases) = self.take_leases(block);
         let suspended = match self.suspend(block, leases) {
             Ok(suspended) => suspended,
-            Err((why, leases)) => {
-                self.put_back(&places, leases);
+            Err(refused) => {
+                let NotSuspended { why, leases, keys } = *refused;
+                self.put_back(&places, leases, keys);
                 return Err(StoppedBy::NotSuspended { range: block, why });
             }
         };
-        super::check(&suspended).map_err(StoppedBy::Rearrange)?;
-        let outcome = plan.tool.switch(block);
+        let checked = super::check(&suspended);
+        let outcome = checked.map(|()| plan.tool.switch(block));
         let forked = suspended.is_forked();
+        // Also where it has expired: that names the connections.
         let resumed = suspended.resume().map_err(|ended| {
-            discard_all(ended.failed);
+            self.lost.extend(ended.lost);
+            self.failed.extend(ended.failed);
             let expired = RearrangeError::Expired;
             StoppedBy::Rearrange(if forked { RearrangeError::Forked } else { expired })
         })?;
         self.done.suspensions += 1;
         self.done.longest = self.done.longest.max(resumed.paused);
-        if resumed.keys == Keys::Changed {
-            self.done.keys = Keys::Changed;
-        }
         self.lost.extend(resumed.lost);
-        self.put_back(&places, resumed.leases);
-        Ok(outcome)
+        self.put_back(&places, resumed.leases, resumed.keys);
+        outcome.map_err(StoppedBy::Rearrange)
     }
 
     /// The leases whose registrations touch `block`, and their places. Those that do not come
@@ -208,7 +217,15 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
         (places, HandedOver::new(leases))
     }
 
-    fn put_back(&mut self, places: &[usize], leases: Vec<Result<Lease<'c, R, M>, RegisterError>>) {
+    fn put_back(
+        &mut self,
+        places: &[usize],
+        leases: Vec<Result<Lease<'c, R, M>, RegisterError>>,
+        keys: Keys,
+    ) {
+        if keys == Keys::Changed {
+            self.done.keys = keys;
+        }
         for (&place, lease) in places.iter().zip(leases) {
             self.leases[place] = lease.map_err(LeaseEnded::NotRegistered);
         }
@@ -216,22 +233,17 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
 
     /// As [`Cache::suspend`], with less of a wait at first: what is in flight ends within
     /// microseconds, if it ends soon.
-    #[allow(clippy::type_complexity)] // both halves of a refusal
     fn suspend(
         &self,
         block: AddressRange,
         leases: HandedOver<Lease<'c, R, M>>,
-    ) -> Result<
-        Suspended<'c, R, M>,
-        (Why<R::Connection>, Vec<Result<Lease<'c, R, M>, RegisterError>>),
-    > {
+    ) -> Result<Suspended<'c, R, M>, Box<NotSuspended<'c, R, M>>> {
         let connections = ForeignList::copies_of(self.connections).into_vec();
         let leases = leases.into_vec();
-        let begun = self.cache.begin_suspension(block, connections, leases, self.terms);
-        let mut suspending = begun.map_err(|refused| (refused.why, refused.leases))?;
+        let mut suspending = self.cache.begin_suspension(block, connections, leases, self.terms)?;
         let mut round = 0_usize;
         loop {
-            match suspending.poll().map_err(|refused| (refused.why, refused.leases))? {
+            match suspending.poll()? {
                 SuspendProgress::Suspended(suspended) => return Ok(suspended),
                 SuspendProgress::Pending(pending, _) => suspending = pending,
             }
@@ -258,6 +270,7 @@ impl<R: Suspend, M: Monitor> fmt::Debug for Stepped<'_, R, M> {
             .field("longest", &self.longest)
             .field("keys", &self.keys)
             .field("lost", &self.lost)
+            .field("failed", &self.failed)
             .finish_non_exhaustive()
     }
 }
