@@ -562,6 +562,19 @@ mod ways_out {
         assert_eq!(rig.fabric.with(World::poll_ended), Some(rig.connections[0]));
     }
 
+    /// Stopped, with nothing withdrawn.
+    #[test]
+    fn one_that_expires_as_it_drains_names_no_connection_as_failed() {
+        let rig = Rig::new();
+        let begun = rig.begin(pages(0, 1), terms());
+        assert!(rig.is_stopped(0));
+        rig.fabric.with(|world| world.pass(20_000_000));
+        assert_eq!(rig.cache.expire_suspensions(), 1);
+        let not = begun.poll().unwrap_err();
+        assert!(matches!(&not.why, Why::Refused(why) if why.failed.is_empty()));
+        assert!(!rig.is_stopped(0));
+    }
+
     #[test]
     fn an_overdue_one_names_what_had_died_before() {
         let rig = Rig::new();

@@ -257,7 +257,7 @@ impl<'c, R: Suspend, M: Monitor> Suspending<'c, R, M> {
         })
     }
 
-    /// Lets everything go on as before, with the leases back.
+    /// Lets everything go on as before, with the leases back, but what the answer names.
     pub fn cancel(mut self) -> Box<NotSuspended<'c, R, M>> {
         if self.guard.is_forked() {
             return not_suspended(Why::Forked, Vec::new());

@@ -109,7 +109,9 @@ pub struct Refused<C> {
     /// Connections that died meanwhile.
     pub lost: Vec<(C, ConnectionLost)>,
     /// Connections that were failed in the open, as in [`Expired::failed`]: the deadline passed when registrations were
-    /// withdrawn, and [`expire_suspensions`](crate::Cache::expire_suspensions) found it so.
+    /// withdrawn, and [`expire_suspensions`](crate::Cache::expire_suspensions) found it so. Not one whose device panicked as it
+    /// was to let it go on: that is failed too, and counted
+    /// ([`device_panics`](crate::SuspensionStatistics::device_panics)).
     pub failed: Vec<C>,
 }
 
@@ -162,7 +164,8 @@ impl<C: fmt::Debug> fmt::Display for Why<C> {
 
 /// A suspension that did not come about, with the leases that were handed over.
 ///
-/// If the device had withdrawn their registrations already, they were renewed.
+/// If the device had withdrawn their registrations already, they were renewed, or given up with the connections that
+/// [`Refused::failed`] names.
 pub struct NotSuspended<'c, R: Suspend, M: Monitor> {
     /// Why not.
     pub why: Why<R::Connection>,

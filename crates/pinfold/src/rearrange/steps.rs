@@ -8,8 +8,8 @@ use super::pages::ResidentPages;
 use crate::AddressRange;
 use pinfold_core::foreign::{ForeignList, HandedOver};
 use pinfold_core::{
-    Cache, ConnectionLost, Keys, Lease, Monitor, NotSuspended, RegisterError, Suspend,
-    SuspendProgress, Suspended, SuspensionTerms, Why,
+    Cache, ConnectionLost, Ended, Expired, Keys, Lease, Monitor, NotSuspended, RegisterError,
+    Suspend, SuspendProgress, Suspended, SuspensionTerms, Why,
 };
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -26,9 +26,9 @@ pub struct Stepped<'c, R: Suspend, M: Monitor> {
     pub keys: Keys,
     /// The leases, in the order in which they were handed over.
     pub leases: Vec<Result<Lease<'c, R, M>, LeaseEnded>>,
-    /// Connections that died meanwhile.
+    /// Connections that died meanwhile, besides those that [`StoppedBy::NotSuspended`] names.
     pub lost: Vec<(R::Connection, ConnectionLost)>,
-    /// Connections that were failed in the open, because a suspension was overdue.
+    /// Connections that were failed in the open, because a suspension was overdue, besides the same.
     pub failed: Vec<R::Connection>,
 }
 
@@ -43,7 +43,7 @@ pub enum LeaseEnded {
     WithSuspension,
 }
 
-/// A region was not made huge to its end. What is huge stays so; everything goes on.
+/// A region was not made huge to its end. What is huge stays so; everything goes on, but what this names.
 #[derive(thiserror::Error)]
 #[error("after {} bytes were made huge: {why}", .done.defragmented.made)]
 pub struct Stopped<'c, R: Suspend, M: Monitor> {
@@ -186,19 +186,29 @@ impl<'c, 'a, R: Suspend, M: Monitor> Steps<'c, 'a, R, M> {
         };
         let checked = super::check(&suspended);
         let outcome = checked.map(|()| plan.tool.switch(block));
-        let forked = suspended.is_forked();
         // Also where it has expired: that names the connections.
-        let resumed = suspended.resume().map_err(|ended| {
-            self.lost.extend(ended.lost);
-            self.failed.extend(ended.failed);
-            let expired = RearrangeError::Expired;
-            StoppedBy::Rearrange(if forked { RearrangeError::Forked } else { expired })
-        })?;
+        let resumed = match suspended.resume() {
+            Ok(resumed) => resumed,
+            Err(ended) => {
+                // What was done to the memory was done.
+                outcome.into_iter().for_each(|done| self.done.defragmented.note(block, done));
+                return Err(self.stopped_by(ended));
+            }
+        };
         self.done.suspensions += 1;
         self.done.longest = self.done.longest.max(resumed.paused);
         self.lost.extend(resumed.lost);
         self.put_back(&places, resumed.leases, resumed.keys);
         outcome.map_err(StoppedBy::Rearrange)
+    }
+
+    fn stopped_by(&mut self, ended: Expired<R::Connection>) -> Stop<R> {
+        self.lost.extend(ended.lost);
+        self.failed.extend(ended.failed);
+        StoppedBy::Rearrange(match ended.reason {
+            Ended::Forked => RearrangeError::Forked,
+            _ => RearrangeError::Expired,
+        })
     }
 
     /// The leases whose registrations touch `block`, and their places. Those that do not come

@@ -11,7 +11,7 @@ use pinfold::rearrange::{
     defragment_in_steps, migrate,
 };
 use pinfold::suspend::{
-    Gets, OfEither, OnDrop, Suspend, SuspendProgress, Suspending, SuspensionTerms,
+    Gets, OfEither, OnDrop, Suspend, SuspendProgress, Suspending, SuspensionTerms, Why,
 };
 use pinfold::{AddressRange, Config, Lease};
 use std::sync::Arc;
@@ -365,7 +365,7 @@ fn connections_that_all_panic_as_they_are_dropped_hold_up_no_steps() {
     assert_eq!(status.code(), Some(RAN), "{status}");
 }
 
-/// Those that are failed while a block is made huge, at any moment, are the library's to drop.
+/// Those that are failed while a block is made huge, at any moment, are named; they are the program's to drop.
 #[test]
 fn connections_of_a_step_that_is_overdue_may_all_panic_as_they_are_dropped() {
     let name =
@@ -388,9 +388,16 @@ fn connections_of_a_step_that_is_overdue_may_all_panic_as_they_are_dropped() {
             });
             let links = records.links();
             let _panicked = panics(|| {
-                let stopped = in_steps(cache, memory, &links).err();
-                let why = stopped.map(|stopped| stopped.why);
-                let is_expired = why == Some(StoppedBy::Rearrange(RearrangeError::Expired));
+                let Err(stopped) = in_steps(cache, memory, &links) else { return };
+                let Stopped { why, done } = *stopped;
+                let is_expired = why == StoppedBy::Rearrange(RearrangeError::Expired);
+                let mut failed = done.failed;
+                if let StoppedBy::NotSuspended { why: Why::Refused(refused), .. } = why {
+                    failed.extend(refused.failed);
+                }
+                let named = failed.len();
+                failed.into_iter().for_each(std::mem::forget);
+                assert!(!is_expired || named == 2, "{named} were named");
                 expired += usize::from(is_expired);
             });
             panics_at(&records, 0);
