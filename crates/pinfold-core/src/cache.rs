@@ -348,9 +348,9 @@ impl<R: Registrar, M: Monitor> fmt::Debug for Shared<R, M> {
 #[cfg(not(any(loom, shuttle)))]
 mod tests {
     use super::*;
-    use crate::fake::{Calm, Fake, FakeDevice};
+    use crate::fake::{Calm, Fake, Willing};
     use crate::registrar::{DeregisterError, RegisterError, RegistrarLimits};
-    use crate::{Change, Cover, Lost, MappingKind, Position, Replay, Sequence, Uncovered, Watch};
+    use crate::{Uncovered, Watch};
 
     /// A registrar that does not say that it is simulated, as one of a real device.
     struct Real;
@@ -372,61 +372,16 @@ mod tests {
         }
     }
 
-    #[derive(Clone, Copy)]
-    struct NoDevice;
-
-    impl FakeDevice for NoDevice {
-        type Handle = ();
-
-        fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
-            Ok(())
-        }
-
-        fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
-            Ok(())
-        }
-    }
-
     /// A monitor that covers nothing, and does not say that it is simulated.
     struct Blind;
 
     // SAFETY: it covers no range.
     unsafe impl Monitor for Blind {
-        fn name(&self) -> &'static str {
-            "blind"
-        }
-
-        fn check(&self) -> Result<Sequence, Lost> {
-            Ok(Sequence(0))
-        }
+        crate::forward_monitor!(self, Fake(Calm), is_simulated: false);
 
         fn watch(&self, _: AddressRange) -> Watch {
             Watch::Uncovered(Uncovered::NoMonitor)
         }
-
-        fn change_pending(&self, _: AddressRange) -> bool {
-            false
-        }
-
-        fn replay(&self, from: Position, _: &mut dyn FnMut(AddressRange)) -> Replay {
-            Replay { up_to: from, sequence: Sequence(0), complete: true, may_repeat: false }
-        }
-
-        fn coverage(&self, _: MappingKind, _: Change) -> Cover {
-            Cover::NotCached
-        }
-
-        fn forked(&self) -> bool {
-            false
-        }
-
-        fn notified(&self) -> u32 {
-            0
-        }
-
-        fn notify(&self) {}
-
-        fn wait(&self, _: u32) {}
     }
 
     /// Why no cache is made of these.
@@ -437,7 +392,7 @@ mod tests {
     #[test]
     fn a_simulated_monitor_is_not_believed_of_memory_that_a_device_reaches() {
         let refused = Some(ConfigError::SimulatedMonitor);
-        let (calm, device) = (Fake(Calm), Fake(NoDevice));
+        let (calm, device) = (Fake(Calm), Fake(Willing));
         assert_eq!(refusal(Real, calm), refused);
         assert_eq!(refusal(Arc::new(Real), Arc::new(calm)), refused);
         assert_eq!(refusal(Real, Arc::new(calm) as Arc<dyn Monitor>), refused);
@@ -448,7 +403,7 @@ mod tests {
 
     #[test]
     fn what_is_simulated_goes_together_and_a_real_monitor_with_either() {
-        let (calm, device) = (Fake(Calm), Fake(NoDevice));
+        let (calm, device) = (Fake(Calm), Fake(Willing));
         assert_eq!(refusal(device, calm), None);
         assert_eq!(refusal(Arc::new((device, [device; 2])), Arc::new(calm)), None);
         assert_eq!(refusal(device, Blind), None);

@@ -353,6 +353,7 @@ mod tests {
         assert_eq!([table(5), table(8), table(6)].pinned_limit(), Some(6 * 4096));
         assert_eq!([table(5), table(7)].pinned_limit(), None);
     }
+
     /// The page, the rights and the range that a registrar has for one page that is to be read.
     fn opened<R: Registrar>(registrar: &R) -> (usize, Access, usize) {
         let widened = registrar.widened(AddressRange::new(4096, 4096).unwrap());

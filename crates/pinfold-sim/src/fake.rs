@@ -273,6 +273,22 @@ pub struct Calm;
 
 impl FakeMonitor for Calm {}
 
+/// The device that registers whatever it is asked to.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Willing;
+
+impl FakeDevice for Willing {
+    type Handle = ();
+
+    fn register(&self, _range: AddressRange, _access: Access) -> Result<(), RegisterError> {
+        Ok(())
+    }
+
+    fn deregister(&self, (): (), _range: AddressRange) -> Result<(), DeregisterError> {
+        Ok(())
+    }
+}
+
 /// One device for several owners.
 impl<D: FakeDevice> FakeDevice for Arc<D> {
     type Handle = D::Handle;

@@ -53,8 +53,8 @@ mod sync;
 pub use device::{Counts, DeviceConfig, Handle, Registration, SimDevice, Violation};
 pub use event_count::SimEventCount;
 pub use fake::{
-    Calm, Fake, FakeDevice, FakeMonitor, FakeSuspend, Simulated, SimulatedRequest, get_checked,
-    get_simulated,
+    Calm, Fake, FakeDevice, FakeMonitor, FakeSuspend, Simulated, SimulatedRequest, Willing,
+    get_checked, get_simulated,
 };
 pub use fault::{Fault, FaultGate, Moment};
 pub use monitor::{SimMonitor, SpaceMonitor};

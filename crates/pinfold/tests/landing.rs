@@ -21,10 +21,8 @@ use pinfold::landing::{
 use pinfold::monitor::{Feed, NoMonitor, Userfaultfd, WithFeed};
 use pinfold::pool::{Pool, PoolConfig};
 use pinfold::registrar::{self, BufferIndex};
-use pinfold::{
-    Access, AddressRange, Cache, Config, DeregisterError, Monitor, RegisterError, Watch,
-};
-use pinfold_sim::{Calm, Fake, FakeDevice};
+use pinfold::{Access, AddressRange, Cache, Config, Monitor, Watch};
+use pinfold_sim::{Calm, Fake, Willing};
 use registrar_support::{Memory, PAGE, alone, memory_file, ring_with_registrar};
 use std::fmt::Debug;
 use std::fs::File;
@@ -604,25 +602,10 @@ fn changes_of_other_memory_leave_no_pages_in_a_target_behind_a_dropped_place() {
     });
 }
 
-/// A device that registers nothing.
-struct NoDevice;
-
-impl FakeDevice for NoDevice {
-    type Handle = ();
-
-    fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
-        Ok(())
-    }
-
-    fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
-        Ok(())
-    }
-}
-
 /// It says that it watches everything, and knows nothing of the target's mapping.
 #[test]
 fn a_simulated_monitor_watches_no_target() {
-    let cache = Cache::new(Fake(NoDevice), Fake(Calm), Config::keeping_all()).unwrap();
+    let cache = Cache::new(Fake(Willing), Fake(Calm), Config::keeping_all()).unwrap();
     let slab = Slab::new(PAGE, 1, false).unwrap();
     let zone = Zone::new(&cache, slab, ZoneOptions::default()).unwrap();
     let mut target = vec![0_u8; PAGE];

@@ -185,31 +185,16 @@ impl<'c, R: Suspend, M: Monitor> Suspensions<'c, R, M> {
 #[cfg(not(any(loom, shuttle)))]
 mod tests {
     use super::*;
-    use crate::fake::{Fake, FakeDevice, FakeMonitor, FakeSuspend};
+    use crate::fake::{Fake, FakeMonitor, FakeSuspend, Willing};
     use crate::monitor::{Lost, Position, Replay, Sequence};
-    use crate::registrar::{DeregisterError, RegisterError};
     use crate::suspend::Unsupported;
     use crate::suspended_ranges::{Gets, OnExpiry, Stop};
-    use crate::{Access, Cache, Config};
+    use crate::{Cache, Config};
     use std::convert::Infallible;
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
     use std::time::Instant;
 
-    struct Device;
-
-    impl FakeDevice for Device {
-        type Handle = ();
-
-        fn register(&self, _: AddressRange, _: Access) -> Result<(), RegisterError> {
-            Ok(())
-        }
-
-        fn deregister(&self, (): (), _: AddressRange) -> Result<(), DeregisterError> {
-            Ok(())
-        }
-    }
-
-    impl FakeSuspend for Device {
+    impl FakeSuspend for Willing {
         type Connection = Infallible;
 
         fn can_suspend(&self, _: AddressRange, _: &[Infallible]) -> Result<(), Unsupported> {
@@ -242,7 +227,7 @@ mod tests {
     /// A thread that does not exist may hold its lock.
     #[test]
     fn a_child_forked_as_the_reclaimer_is_told_leaves_the_gate_alone() {
-        let cache = Cache::new(Fake(Device), Fake(Forking::default()), Config::default()).unwrap();
+        let cache = Cache::new(Fake(Willing), Fake(Forking::default()), Config::default()).unwrap();
         let (shared, range) = (&*cache.shared, AddressRange::new(0x7000_0000, 4096).unwrap());
         let put_up = shared.locked(|writer| {
             let (deadline, patience) = (Duration::ZERO, Duration::from_secs(600));

@@ -313,14 +313,6 @@ impl IoUring {
         if self.fork_mark.forked() { tags.is_one(user_data) } else { tags.ended(user_data) }
     }
 
-    /// Fills an empty slot that is the caller's, which is free again if it cannot be.
-    fn fill_or_give_back(&self, slot: u16, range: AddressRange) -> Result<(), RegisterError> {
-        self.fill(slot, range).map_err(|errno| {
-            self.slots.give_back(slot);
-            self.explain(range, errno)
-        })
-    }
-
     fn fill(&self, slot: u16, range: AddressRange) -> Result<(), Errno> {
         let Some(tags) = &self.tags else {
             self.ring.fill(slot, range, 0)?;
@@ -432,7 +424,10 @@ unsafe impl Registrar for IoUring {
         self.check_request(range, access)?;
         let slot =
             self.slots.take().ok_or(RegisterError::TableFull { capacity: self.slots.capacity })?;
-        self.fill_or_give_back(slot, range).map(|()| BufferIndex(slot))
+        self.fill(slot, range).map(|()| BufferIndex(slot)).map_err(|errno| {
+            self.slots.give_back(slot);
+            self.explain(range, errno)
+        })
     }
 
     unsafe fn deregister(
